@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the drafter's logits to a `DraftTree`: rank the candidates, then let the topology place them.
 
-A topology is a function registered by name in `TOPOLOGIES`. To add one, write a function with the signature of
-`best_first` below and decorate it with `@register_topology("name")`; `TreePolicy(topology="name")` then finds it.
+A topology is a function with the signature of `best_first` below, listed by name in `topologies.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +15,7 @@ from aeon_ddtree.kernels.build_tree import build_root_leaves, build_tree
 from aeon_ddtree.kernels.rank_candidates import rank_candidates
 from aeon_ddtree.tree.draft_tree import DraftTree
 from aeon_ddtree.tree.policy import TreePolicy
+from aeon_ddtree.tree.topologies import topology_builder
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,6 @@ class Placement:
     chain_only: Tensor | None = None
 
 
-Topology = Callable[[Candidates, Tensor, TreePolicy, Placement], DraftTree]
-
-TOPOLOGIES: dict[str, Topology] = {}
-"""name -> builder (candidates, root [R], policy, placement) -> DraftTree."""
-
-
-def register_topology(name: str) -> Callable[[Topology], Topology]:
-    """Decorator: make a builder known to `TreePolicy.topology` under `name`."""
-
-    def add(builder: Topology) -> Topology:
-        if name in TOPOLOGIES:
-            raise ValueError(f"topology {name!r} is already registered; choose another name")
-        TOPOLOGIES[name] = builder
-        return builder
-
-    return add
-
-
-@register_topology("best_first")
 def best_first(candidates: Candidates, root: Tensor, policy: TreePolicy, placement: Placement) -> DraftTree:
     """The spine first, then the nodes of greatest summed log-probability, children of depth d from position d."""
     return DraftTree(
@@ -82,7 +62,6 @@ def best_first(candidates: Candidates, root: Tensor, policy: TreePolicy, placeme
     )
 
 
-@register_topology("root_leaves")
 def root_leaves(candidates: Candidates, root: Tensor, policy: TreePolicy, placement: Placement) -> DraftTree:
     """A spine of budget - root_leaves nodes and the next candidates of depth 1 as leaves under the root."""
     return DraftTree(
@@ -147,7 +126,7 @@ def build_tree_from(
     The optional tensors are those of `Placement`. Runs on the tensors' device without reading them on the host.
     """
     placement = Placement(carried, num_carried, max_nodes, chain_only)
-    return TOPOLOGIES[policy.topology](candidates, root, policy, placement)
+    return topology_builder(policy.topology)(candidates, root, policy, placement)
 
 
 def root_tree(root: Tensor) -> DraftTree:

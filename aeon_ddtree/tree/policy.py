@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from aeon_ddtree.tree.topologies import TOPOLOGIES
+
 MAX_BUDGET = 127
 """Nodes per window: W = budget + 1 rows must stay within the 128 rows the kernels take."""
 
@@ -22,7 +24,7 @@ class TreePolicy:
     budget       B, nodes verified per step, the root not counted (1 .. 127).
     top_k        candidates per position (>= 1).
     spine        how many rank-0 nodes are placed first, 0 .. min(horizon, budget); None = as many as fit ("full").
-    topology     name in `building.TOPOLOGIES`: "best_first" or "root_leaves".
+    topology     name in `topologies.TOPOLOGIES`: "best_first" or "root_leaves".
     root_leaves  leaves under the root, for topology "root_leaves" only: spine = budget - root_leaves.
     ranking      "greedy", "coupled" (by perturbed score, T > 0) or "mixed" of both.
     tau          sharpening of coupled scores as a share of the temperature, in (0, 1].
@@ -69,8 +71,6 @@ class TreePolicy:
         self._check_topology()
 
     def _check_topology(self) -> None:
-        from aeon_ddtree.tree.building import TOPOLOGIES
-
         if self.topology not in TOPOLOGIES:
             names = tuple(sorted(TOPOLOGIES))
             raise ValueError(
