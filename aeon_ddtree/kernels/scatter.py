@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing some of R items in place without asking the host which."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def write_active(target: Tensor, slots: Tensor, active: Tensor, values: Tensor) -> None:
+    """target[slots[r]] = values[r] where active[r]; nothing else changes. No host synchronisation.
+
+    target [S, ...], slots int64 [R], active bool [R] (implies slots >= 0), values [R, ...].
+    An inactive item repeats the write of the first active one (same bytes to the same place). When none is active,
+    item 0 writes back what its place already holds.
+    """
+    first = active.int().argmax()
+    pick = torch.where(active, torch.arange(active.shape[0], device=active.device), first)
+    place = slots.clamp(min=0)[pick]
+    spread = active.any().expand(active.shape).reshape(-1, *[1] * (values.ndim - 1))
+    target[place] = torch.where(spread, values[pick].to(target.dtype), target[place])
+
+
+def gather_slots(source: Tensor, slots: Tensor, has_state: Tensor | None) -> Tensor:
+    """source[slots[r]], or zeros where slots[r] < 0 or has_state[r] is False: a stale slot's content never leaks."""
+    picked = source[slots.clamp(min=0)]
+    keep = slots >= 0 if has_state is None else (slots >= 0) & has_state
+    return picked.masked_fill_(~keep.reshape(-1, *[1] * (picked.ndim - 1)), 0)
