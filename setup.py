@@ -5,7 +5,7 @@ folder             installed as                  what
 aeon_ddtree/       aeon_ddtree                   the package, with the weights and prompts of the proving pair
 entrypoints/       aeon_entrypoints              the dispatcher
 recipes/           aeon_entrypoints.recipes      data only
-bench/results/     aeon_entrypoints.results      data only, and of it only the reports that a recipe names in `promoted_by`
+bench/results/     aeon_entrypoints.results      data only: the reports that recipes name in `promoted_by`
 """
 
 import re
