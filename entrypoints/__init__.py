@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dispatcher `aeon-ddtree`: recipes, preflight, the command that starts the server. Imports neither torch nor vLLM."""
+"""The dispatcher `aeon-ddtree`: recipes, preflight, the server's start. Imports neither torch nor vLLM."""

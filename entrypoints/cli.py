@@ -51,9 +51,8 @@ def cli() -> None:
 def value_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds a flag per setting. Values stay text here: settings.py reads them, whatever their origin."""
     for setting in reversed((*SERVER, *TREE)):
-        kind = {"is_flag": False, "metavar": setting.what.split(",")[0].upper().replace(" ", "_")[:24]}
         help_text = f"{setting.help} [{setting.what}; {setting.variable}]"
-        function = click.option(setting.flag, setting.name, default=None, help=help_text, **kind)(function)
+        function = click.option(setting.flag, setting.name, default=None, metavar="VALUE", help=help_text)(function)
     recipe = click.option(
         "--recipe", "recipe_name", default=None, help=f"Name or path of a recipe [{DEFAULT_RECIPE}; DDTREE_RECIPE]."
     )

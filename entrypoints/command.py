@@ -25,7 +25,7 @@ def option_object(resolved: Resolved) -> dict[str, Any]:
 
 
 def drafted_tokens(resolved: Resolved) -> int:
-    """num_speculative_tokens: the budget for a tree, the horizon for a chain. Raises Refusal when the horizon is unknown."""
+    """num_speculative_tokens: the budget for a tree, the horizon for a chain. Raises Refusal when that is unknown."""
     if resolved.is_tree:
         return resolved.options["budget"].value
     if resolved.horizon is not None:
@@ -97,7 +97,7 @@ def _check_extra(extra: list[str]) -> Iterator[str]:
 
 
 def build_argv(resolved: Resolved) -> list[str]:
-    """The server's argument list; arguments after `--` come last and replace our own of the same name, which is noted."""
+    """The server's argument list; arguments after `--` come last and replace ours of the same name, which is noted."""
     extra = set(_check_extra(resolved.extra))
     flags: dict[str, Any] = dict(_own_flags(resolved))
     flags |= {flag: value.value for flag, value in resolved.flags.items() if value.value is not None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks before anything loads, each a small function that yields its failures. None imports torch, vLLM or transformers."""
+"""Checks before anything loads: small functions that yield failures. None imports torch, vLLM or transformers."""
 
 import json
 import os
@@ -121,11 +121,11 @@ def drafter_fits(target: Path | str, drafter: Path | str) -> Iterator[Failure]:
             str(file), "dflash_config", "missing", "a DFlash drafter's configuration", "give a DFlash drafter"
         )
         return
-    vocabulary, hidden, layers = goal.get("vocab_size"), goal.get("hidden_size"), goal.get("num_hidden_layers")
-    for name, number in (("vocab_size", vocabulary), ("hidden_size", hidden), ("num_hidden_layers", layers)):
-        if not isinstance(number, int):
-            yield Failure(str(target / "config.json"), name, number, "a whole number", "copy the target again")
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        if not isinstance(goal.get(name), int):
+            yield Failure(str(target / "config.json"), name, goal.get(name), "a whole number", "copy the target again")
             return
+    vocabulary, hidden, layers = goal["vocab_size"], goal["hidden_size"], goal["num_hidden_layers"]
     if draft.get("vocab_size") != vocabulary:
         yield Failure(str(file), "vocab_size", draft.get("vocab_size"), f"{vocabulary} as in the target", cure)
     # The drafter reads the target's hidden states; unless it names their size apart, its own is meant.

@@ -30,16 +30,16 @@ class Defaults(Strict):
 
     served_model_name: str | None = None
     host: str | None = None
-    port: int | None = Field(None, ge=0, le=65535)
+    port: int | None = Field(default=None, ge=0, le=65535)
     device: Literal["auto", "cpu", "cuda"] | None = None
     dtype: str | None = None
-    max_model_len: int | None = Field(None, ge=1)
-    max_num_seqs: int | None = Field(None, ge=1)
-    max_num_batched_tokens: int | None = Field(None, ge=1)
-    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
-    tensor_parallel: int | None = Field(None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1)
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    tensor_parallel: int | None = Field(default=None, ge=1)
     prefix_caching: bool | None = None
-    horizon: int | None = Field(None, ge=1)
+    horizon: int | None = Field(default=None, ge=1)
 
 
 class Mode(Strict):
@@ -64,7 +64,7 @@ class Modes(Strict):
     baseline: Mode | None = None
     dflash: Mode | None = None
     ddtree: Mode | None = None
-    unsafe_full_branch: Mode | None = Field(None, alias="unsafe-full-branch")
+    unsafe_full_branch: Mode | None = Field(default=None, alias="unsafe-full-branch")
 
 
 class Recipe(Strict):

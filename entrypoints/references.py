@@ -46,7 +46,7 @@ def is_shipped(recipe_file: Path) -> bool:
 
 
 def find_report(reference: str, recipe_file: Path) -> Path | None:
-    """The report that `promoted_by` names: this project's for a shipped recipe, else relative to the recipe's folder."""
+    """The report that `promoted_by` names: this project's for a shipped recipe, else beside the recipe's file."""
     if is_shipped(recipe_file):
         candidate = data_folder("results", "bench/results") / Path(reference).name
     else:
@@ -55,7 +55,7 @@ def find_report(reference: str, recipe_file: Path) -> Path | None:
 
 
 def locate_model(reference: str, field: str) -> Path | str:
-    """A model's folder as a Path, or its Hugging Face id as a string; `field` says where it was given. Raises Refusal."""
+    """A model's folder as a Path, or its Hugging Face id as text; `field` says where it was given. Raises Refusal."""
     if reference.startswith(PACKAGE):
         package, _, inside = reference.removeprefix(PACKAGE).partition("/")
         spec = importlib.util.find_spec(package) if package.isidentifier() else None

@@ -33,7 +33,7 @@ def _switch(text: Any) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """One value: recipe key `name`, flag `--name`, variable `DDTREE_NAME`; vllm_flag is None if it travels otherwise."""
+    """One value: recipe key `name`, flag `--name`, variable `DDTREE_NAME`; vllm_flag None: it travels otherwise."""
 
     name: str
     read: Callable[[Any], Any]
