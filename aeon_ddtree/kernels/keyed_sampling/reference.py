@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain PyTorch keyed sampling. On the CPU work is saved where reading values is free; the draw is the same."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aeon_ddtree.kernels.keyed_sampling.philox import gumbel_of, uniform, uniform_at
+
+GREEDY_BELOW = 1e-5
+# Candidates tried before sorting a whole vocabulary on the CPU.
+_SHORT_LIST = 128
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
+    seed: Tensor, index: Tensor, with_gap: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """See `keyed_sample`."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    greedy = temperature < GREEDY_BELOW
+    if logits.device.type != "cpu":
+        token, gap = _draw(logits, temperature, top_k, top_p, min_p, seed, index, with_gap)
+        token_greedy, gap_greedy = _best(logits, None, with_gap)
+        token = torch.where(greedy, token_greedy, token)
+        if gap is not None and gap_greedy is not None:
+            gap = torch.where(greedy, gap_greedy, gap)
+        return token, gap
+    if not greedy.any():
+        return _draw(logits, temperature, top_k, top_p, min_p, seed, index, with_gap)
+    token, gap = _best(logits, None, with_gap)
+    hot = (~greedy).nonzero()[:, 0]
+    if hot.numel():
+        k, p, m = (None if x is None else x[hot] for x in (top_k, top_p, min_p))
+        token[hot], hot_gap = _draw(logits[hot], temperature[hot], k, p, m, seed[hot], index[hot], with_gap)
+        if gap is not None and hot_gap is not None:
+            gap[hot] = hot_gap
+    return token, gap
+
+
+def _best(score: Tensor, ids: Tensor | None, with_gap: bool) -> tuple[Tensor, Tensor | None]:
+    """Highest score, lowest token id at a tie; ids [N, M] names the tokens of the columns (None: the columns)."""
+    if ids is None:
+        token = score.argmax(-1)
+    else:
+        top = score.amax(-1, keepdim=True)
+        token = ids.masked_fill(score < top, torch.iinfo(torch.int64).max).amin(-1)
+    if not with_gap:
+        return token, None
+    if score.shape[1] < 2:
+        return token, score.new_full((score.shape[0],), torch.inf).float()
+    first, second = score.topk(2, dim=-1).values.unbind(-1)
+    return token, torch.where(second == -torch.inf, torch.inf, first - second).float()
+
+
+def _draw(
+    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
+    seed: Tensor, index: Tensor, with_gap: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Gumbel-max over the allowed set; rows below the greedy temperature come out finite and are discarded above."""
+    temperature = torch.where(temperature < GREEDY_BELOW, 1.0, temperature.to(logits.dtype))
+    scaled = logits / temperature[:, None]
+    vocab = scaled.shape[1]
+    if min_p is not None:
+        floor = scaled.amax(-1, keepdim=True) + min_p.to(scaled.dtype).clamp(min=0).log()[:, None]
+        scaled = scaled.masked_fill_(scaled < floor, -torch.inf)
+    on_cpu = scaled.device.type == "cpu"
+    if on_cpu:
+        if top_k is not None and not ((top_k > 0) & (top_k < vocab)).any():
+            top_k = None
+        if top_p is not None and not (top_p < 1).any():
+            top_p = None
+    if top_k is None and top_p is None:
+        return _best(scaled.add_(_noise(seed, index, vocab)), None, with_gap)
+    if on_cpu and vocab > _SHORT_LIST:
+        score, ids, complete = _short_list(scaled, top_k, top_p)
+        if complete.all():
+            return _best(score + gumbel_of(uniform_at(seed, index, ids)), ids, with_gap)
+    value, ids = scaled.sort(dim=-1, descending=True, stable=True)
+    value = _filter(value, None, top_k, top_p)
+    return _best(value + _noise(seed, index, vocab).gather(1, ids), ids, with_gap)
+
+
+def _filter(value: Tensor, mass: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    """Top-k, then top-p, on columns sorted by falling logit: value [N, M] -> value with −inf where not allowed.
+
+    mass [N]: log-sum-exp over the whole vocabulary for rows without top-k, when the columns are not all of it.
+    """
+    columns = value.shape[1]
+    limited = None
+    if top_k is not None:
+        limited = (top_k > 0) & (top_k <= columns)
+        kth = value.gather(1, torch.where(limited, top_k.long(), columns)[:, None] - 1)
+        value = value.masked_fill((value < kth) & limited[:, None], -torch.inf)
+    if top_p is not None:
+        total = value.logsumexp(-1)
+        if mass is not None:
+            total = mass if limited is None else torch.where(limited, total, mass)
+        share = (value.double() - total.double()[:, None]).exp()
+        above = share.cumsum(-1) - share
+        limit = torch.where(top_p < 1, top_p.double(), torch.inf)
+        outside = above >= limit[:, None]
+        outside[:, 0] = False
+        value = value.masked_fill(outside, -torch.inf)
+    return value
+
+
+def _short_list(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The allowed set out of the best few logits: value [N, M], ids [N, M], complete bool [N].
+
+    Complete means that every allowed token is in the list: the last column, and any tie with it outside, is not allowed.
+    """
+    ids = scaled.topk(_SHORT_LIST, dim=-1, sorted=False).indices.sort(dim=-1).values
+    value, order = scaled.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    edge = value[:, -1]
+    kept = _filter(value, scaled.logsumexp(-1) if top_p is not None else None, top_k, top_p)
+    lowest = kept.masked_fill(kept == -torch.inf, torch.inf).amin(-1)
+    return kept, ids.gather(1, order), lowest > edge
+
+
+def _noise(seed: Tensor, index: Tensor, vocab: int) -> Tensor:
+    """G [N, vocab]; rows that share seed and index (siblings of a tree) share the work on the CPU."""
+    if seed.device.type == "cpu" and seed.shape[0] > 1:
+        keys, where = torch.stack([seed.long(), index.long()], dim=1).unique(dim=0, return_inverse=True)
+        if keys.shape[0] < seed.shape[0]:
+            return gumbel_of(uniform(keys[:, 0], keys[:, 1], vocab))[where]
+    return gumbel_of(uniform(seed, index, vocab))
