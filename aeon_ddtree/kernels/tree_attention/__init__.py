@@ -17,6 +17,7 @@ __all__ = ["tree_attention", "write_kv"]
 def tree_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_len: Tensor, visible: Tensor,
     num_rows: Tensor, *, scale: float, window: int | None = None, depth: Tensor | None = None,
+    own_kv: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Every row attends to the committed prefix and to the rows that it may see.
 
@@ -26,6 +27,7 @@ def tree_attention(
     context_len + row; visible bool [R, W, W]; num_rows int [R], rows in use (others give 0, and are seen by nobody).
     window: keep a key iff query position − key position < window, where a row's position is context_len + depth
     (depth int [R, W], needed with a window: windows go by depth, not by row). Head h of q uses head h // (Hq // Hkv).
+    own_kv: the rows' own k [R, W, Hkv, D] and v [R, W, Hkv, Dv] where they are not in the cache (a drafter's block).
     W of any size, so that a prompt is the same call with a lower-triangular `visible`. Sums in fp32 (fp64 for fp64 q).
     Returns out [R, W, Hq, Dv] in q.dtype. ValueError names the argument at fault.
     """
@@ -43,8 +45,11 @@ def tree_attention(
     require(heads % kv_heads == 0, f"q has {heads} heads, expected a multiple of the {kv_heads} heads of k_cache")
     require(window is None or window >= 1, f"window is {window}, expected at least 1, or None for full attention")
     require(window is None or depth is not None, "depth is None, expected [R, W] since window is given")
+    if own_kv is not None:
+        shapes("own_kv[0]", own_kv[0], "R W Hkv D", "float")
+        shapes("own_kv[1]", own_kv[1], "R W Hkv Dv", "float")
     return reference.attention(
-        q, k_cache, v_cache, block_table, context_len, visible, num_rows, scale, window, depth
+        q, k_cache, v_cache, block_table, context_len, visible, num_rows, scale, window, depth, own_kv
     )
 
 

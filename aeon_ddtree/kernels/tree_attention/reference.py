@@ -15,6 +15,7 @@ _MAX_PADDING = 2
 def attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_len: Tensor, visible: Tensor,
     num_rows: Tensor, scale: float, window: int | None, depth: Tensor | None,
+    own_kv: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """See `tree_attention`."""
     requests, width, heads, _ = q.shape
@@ -29,6 +30,7 @@ def attention(
             q[which, :rows], k_cache, v_cache, block_table[which], context_len[which],
             visible[which, :rows, :rows], num_rows[which], min(keys, capacity), scale, window,
             None if depth is None else depth[which, :rows],
+            None if own_kv is None else (own_kv[0][which, :rows], own_kv[1][which, :rows]),
         )  # fmt: skip
 
     if q.device.type != "cpu":
@@ -36,7 +38,8 @@ def attention(
         return out
     # Reading lengths costs nothing on the CPU.
     rows = num_rows.tolist()
-    keys = [c + n for c, n in zip(context_len.tolist(), rows, strict=True)]
+    own_rows = [0] * requests if own_kv is not None else rows
+    keys = [c + n for c, n in zip(context_len.tolist(), own_rows, strict=True)]
     padded = requests * max(rows) * max(keys)
     if padded <= _MAX_PADDING * sum(n * m for n, m in zip(rows, keys, strict=True)):
         run(slice(None), max(rows), max(keys))
@@ -50,24 +53,30 @@ def attention(
 def _attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_len: Tensor, visible: Tensor,
     num_rows: Tensor, keys: int, scale: float, window: int | None, depth: Tensor | None,
+    own_kv: tuple[Tensor, Tensor] | None,
 ) -> Tensor:  # fmt: skip
-    """Attention over the first `keys` positions of each request; context_len + num_rows may be less."""
+    """Attention over the first `keys` positions of each request; context_len + num_rows may be less. With `own_kv` these
+    positions are the committed ones and the rows' own keys follow them."""
     requests, width, heads, _ = q.shape
     block, kv_heads = k_cache.shape[1:3]
     dtype = torch.promote_types(q.dtype, torch.float32)
     device = q.device
-    mask = _mask(context_len, visible, num_rows, keys, window, depth)
+    mask = _mask(context_len, visible, num_rows, keys, window, depth, own_kv is not None)
 
     # Entries past the end may be garbage: clamped to be readable; what is read there is masked below.
     table = block_table[:, : -(-keys // block)].long().clamp(0, k_cache.shape[0] - 1)
     used = mask.any(1)[:, :, None, None]
 
-    def gathered(cache: Tensor) -> Tensor:
+    def gathered(cache: Tensor, own: Tensor | None) -> Tensor:
         """[R, Hkv, keys, D]; places that no row sees are cleared, since NaN times a zero weight is still NaN."""
         picked = cache[table].flatten(1, 2)[:, :keys].to(dtype)
+        if own is not None:
+            picked = torch.cat((picked, own.to(dtype)), dim=1)
         return picked.masked_fill(~used, 0).transpose(1, 2)
 
-    k, v = gathered(k_cache), gathered(v_cache)
+    k = gathered(k_cache, None if own_kv is None else own_kv[0])
+    v = gathered(v_cache, None if own_kv is None else own_kv[1])
+    keys = k.shape[2]
     # Query heads that share a key head are rows of one product.
     group = heads // kv_heads
     q = (q.to(dtype) * scale).reshape(requests, width, kv_heads, group, -1).permute(0, 2, 1, 3, 4)
@@ -88,14 +97,17 @@ def _attend(
 
 
 def _mask(
-    context_len: Tensor, visible: Tensor, num_rows: Tensor, keys: int, window: int | None, depth: Tensor | None
-) -> Tensor:
-    """bool [R, W, keys]: request, row -> visible position of the cache."""
+    context_len: Tensor, visible: Tensor, num_rows: Tensor, keys: int, window: int | None, depth: Tensor | None,
+    own: bool,
+) -> Tensor:  # fmt: skip
+    """bool [R, W, keys]: request, row -> visible position of the cache; with `own`, [R, W, keys + W] and the rows' own
+    keys stand behind the `keys` committed positions instead of among them."""
     requests, width = visible.shape[:2]
-    position = torch.arange(keys, device=visible.device)
-    committed = position < context_len[:, None]
+    place = torch.arange(keys + width if own else keys, device=visible.device).expand(requests, -1)
+    position = torch.where(place >= keys, context_len[:, None] + place - keys, place)
+    committed = (position < context_len[:, None]) & (place < keys)
     row = position - context_len[:, None]
-    is_row = (row >= 0) & (row < num_rows[:, None])
+    is_row = (row >= 0) & (row < num_rows[:, None]) & ((place >= keys) == own)
     row = row.clamp(0, width - 1)
     mask = visible.gather(2, row[:, None].expand(-1, width, -1)) & is_row[:, None]
     mask |= committed[:, None]
