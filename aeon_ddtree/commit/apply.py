@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from aeon_ddtree.commit.plan import CommitPlan
+from aeon_ddtree.kernels.causal_conv_tree import conv_commit
 from aeon_ddtree.kernels.compact_kv import compact_kv
-from aeon_ddtree.kernels.conv_commit import conv_commit
-from aeon_ddtree.kernels.fold_state import fold_state
-from aeon_ddtree.kernels.gated_delta_tree import TreeFactors
+from aeon_ddtree.kernels.gated_delta_tree import TreeFactors, fold_state
 from aeon_ddtree.verify.history import record_emitted
 from aeon_ddtree.verify.state import SamplingState
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ class CommitPlan:
     def max_len(self) -> int:
         """P, the most rows that a plan commits."""
         return self.path.shape[1]
+
+    def select(self, index: Tensor) -> CommitPlan:
+        """The plans of the requests in `index` [N]."""
+        return CommitPlan(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     def path_len(self, active: Tensor | None = None) -> Tensor:
         """[R] int64: committed rows, root included; 0 where `active` [R] bool is False (nothing is touched there)."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aeon_ddtree.kernels.build_tree import build_root_leaves, build_tree
-from aeon_ddtree.kernels.rank_candidates import rank_candidates
+from aeon_ddtree.kernels.build_tree import build_root_leaves, build_tree, rank_candidates
 from aeon_ddtree.tree.draft_tree import DraftTree
 from aeon_ddtree.tree.policy import TreePolicy
 from aeon_ddtree.tree.topologies import topology_builder

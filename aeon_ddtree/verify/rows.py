@@ -25,19 +25,43 @@ def sample_adjusted(adjusted: Tensor, state: SamplingState, tree: DraftTree, *, 
     """As `sample_rows`, for logits that `adjust_logits` has already seen (when the caller also needs them)."""
     if state.temperature is None:
         return adjusted.argmax(dim=2)
-    assert state.seed is not None
-    width = tree.width
+    token = keyed_sample(*_per_row(adjusted, state, tree, base_index))
+    assert isinstance(token, Tensor)
+    return token.view(-1, tree.width)
 
-    def per_row(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.repeat_interleave(width)
 
-    token = keyed_sample(
-        adjusted.reshape(-1, adjusted.shape[2]),
-        state.temperature.repeat_interleave(width),
-        per_row(state.top_k),
-        per_row(state.top_p),
-        per_row(state.min_p),
-        state.seed.repeat_interleave(width),
-        (base_index[:, None] + tree.depth).reshape(-1),
+def sample_gaps(
+    adjusted: Tensor, state: SamplingState, tree: DraftTree, *, base_index: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `sample_adjusted`, and by how much each token won: (sampled [R, W] int64, gap [R, W] fp32).
+
+    The gap is that between the best and the second-best score: of adjusted logits where the request is greedy, else of
+    logits / temperature + noise over the allowed set. Infinite where nothing else was allowed.
+    """
+    if state.temperature is None:
+        if adjusted.shape[2] == 1:
+            return adjusted.argmax(dim=2), adjusted.new_full(adjusted.shape[:2], float("inf"))
+        best, second = adjusted.topk(2, dim=2).values.unbind(2)
+        return adjusted.argmax(dim=2), best - second
+    token, gap = keyed_sample(*_per_row(adjusted, state, tree, base_index), return_scores=True)
+    return token.view(-1, tree.width), gap.view(-1, tree.width)
+
+
+def _per_row(
+    adjusted: Tensor, state: SamplingState, tree: DraftTree, base_index: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor]:
+    """The arguments of `keyed_sample`, request parameters repeated for every row of the window."""
+    assert state.temperature is not None and state.seed is not None
+
+    def spread(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.repeat_interleave(tree.width)
+
+    return (
+        adjusted.flatten(0, 1),
+        state.temperature.repeat_interleave(tree.width),
+        spread(state.top_k),
+        spread(state.top_p),
+        spread(state.min_p),
+        state.seed.repeat_interleave(tree.width),
+        (base_index[:, None] + tree.depth).flatten(),
     )
-    return token.view(-1, width)
