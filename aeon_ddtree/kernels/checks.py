@@ -127,5 +127,7 @@ def check_path(path: Tensor, path_len: Tensor, width: int) -> None:
     bad[:, 1:] |= inside[:, 1:] & (path[:, 1:] <= path[:, :-1])
     if bool(bad.any()) or bool((path_len > path.shape[1]).any()):
         r = int((bad.any(1) | (path_len > path.shape[1])).nonzero()[0])
-        raise ValueError(f"path[{r}] is {path[r].tolist()} with path_len {int(path_len[r])}, expected ascending rows "
-                         f"from 0 below {width}")
+        raise ValueError(
+            f"path[{r}] is {path[r].tolist()} with path_len {int(path_len[r])}, expected ascending rows "
+            f"from 0 below {width}"
+        )

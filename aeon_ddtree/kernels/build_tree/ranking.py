@@ -37,7 +37,7 @@ def _coupled(
     softness: float,
 ) -> Tensor:  # fmt: skip
     """Log weights of the perturbed ranking: log_q [R, k, V] -> [R, k, V]."""
-    requests, horizon, vocab = log_q.shape
+    horizon, vocab = log_q.shape[1:]
     output = index.long()[:, None] + torch.arange(horizon, device=index.device)
     noise = keyed_gumbel(seed.long().repeat_interleave(horizon), output.flatten(), vocab).reshape(log_q.shape)
     sharp = tau * torch.where(temperature < GREEDY_BELOW, 1.0, temperature.float())

@@ -29,7 +29,7 @@ def _plan(
     token: Tensor, logp: Tensor, budget: int, carried: Tensor | None, num_carried: Tensor | None,
     max_nodes: Tensor | None, chain_only: Tensor | None,
 ) -> _Plan:  # fmt: skip
-    requests, horizon, _ = token.shape
+    requests = token.shape[0]
     # fp64 sums: the order of selection does not hang on rounding.
     token, logp = token.long(), logp.double().nan_to_num(nan=-torch.inf, posinf=0.0, neginf=-torch.inf)
     limit = token.new_full((requests,), budget)
@@ -95,9 +95,7 @@ def best_first(
     parent = torch.where(placed, row - 1, -1)
     chosen = torch.where(placed, (level - 1).clamp(min=0) * stride, 0)
     on_spine = placed.clone()
-    gains = torch.nn.functional.pad(plan.logp[:, :, 0], (1, 0))[:, :width].masked_fill(
-        ~placed[:, : horizon + 1], 0
-    )
+    gains = torch.nn.functional.pad(plan.logp[:, :, 0], (1, 0))[:, :width].masked_fill(~placed[:, : horizon + 1], 0)
     score = torch.nn.functional.pad(gains.cumsum(1), (0, max(0, width - gains.shape[1])))
     # Candidate of each row: its next child, first rank 0, after each selection one rank on.
     next_rank = (row < forced[:, None]).long()

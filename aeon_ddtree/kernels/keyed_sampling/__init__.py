@@ -52,8 +52,8 @@ def keyed_sample(
 
     logits float [N, V], already penalised, biased and masked (−inf); temperature float [N], below 1e-5 = argmax, lowest
     id at a tie; top_k int [N] or None (<= 0 or >= V off; ties with the k-th value stay), top_p float [N] or None
-    (>= 1 off), min_p float [N] or None (<= 0 off); seed, index int [N]. The allowed set is built as vLLM's sampler does:
-    logits / T, then min-p, then top-k, then top-p of what is left; among equal logits top-p keeps the lower ids.
+    (>= 1 off), min_p float [N] or None (<= 0 off); seed, index int [N]. The allowed set is built in the order of
+    vLLM's sampler: logits / T, min-p, top-k, then top-p of what is left; among equal logits top-p keeps lower ids.
 
     Returns token int64 [N]; with return_scores also gap fp32 [N]: the lead of the winner over the second best, in
     perturbed logits (plain logits where greedy; inf if nothing else is allowed).

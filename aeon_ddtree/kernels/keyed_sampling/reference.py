@@ -73,10 +73,25 @@ def _draw(
             top_p = None
     if top_k is None and top_p is None:
         return _best(scaled.add_(_noise(seed, index, vocab)), None, with_gap)
-    if on_cpu and vocab > _SHORT_LIST:
-        score, ids, complete = _short_list(scaled, top_k, top_p)
-        if complete.all():
-            return _best(score + gumbel_of(uniform_at(seed, index, ids)), ids, with_gap)
+    length = _short_list_length(top_k, vocab) if on_cpu else vocab
+    if length < vocab:
+        value, ids, complete = _short_list(scaled, length, top_k, top_p)
+        token, gap = _best(value + gumbel_of(uniform_at(seed, index, ids)), ids, with_gap)
+        rest = (~complete).nonzero()[:, 0]
+        if rest.numel():
+            k, p = (None if x is None else x[rest] for x in (top_k, top_p))
+            token[rest], rest_gap = _draw_sorted(scaled[rest], k, p, seed[rest], index[rest], with_gap)
+            if gap is not None and rest_gap is not None:
+                gap[rest] = rest_gap
+        return token, gap
+    return _draw_sorted(scaled, top_k, top_p, seed, index, with_gap)
+
+
+def _draw_sorted(
+    scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor, index: Tensor, with_gap: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The draw with the whole vocabulary sorted: scaled [N, V], after temperature and min-p."""
+    vocab = scaled.shape[1]
     value, ids = scaled.sort(dim=-1, descending=True, stable=True)
     value = _filter(value, None, top_k, top_p)
     return _best(value + _noise(seed, index, vocab).gather(1, ids), ids, with_gap)
@@ -106,12 +121,21 @@ def _filter(value: Tensor, mass: Tensor | None, top_k: Tensor | None, top_p: Ten
     return value
 
 
-def _short_list(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The allowed set out of the best few logits: value [N, M], ids [N, M], complete bool [N].
+def _short_list_length(top_k: Tensor | None, vocab: int) -> int:
+    """How many candidates to try before sorting the whole vocabulary: a little more than the largest top-k."""
+    if top_k is None or not ((top_k > 0) & (top_k <= _SHORT_LIST)).all():
+        return min(vocab, _SHORT_LIST)
+    return min(vocab, int(top_k.max()) + 8)
 
-    Complete means that every allowed token is in the list: the last column, and any tie with it outside, is not allowed.
+
+def _short_list(
+    scaled: Tensor, length: int, top_k: Tensor | None, top_p: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The allowed set out of the `length` best logits: value [N, M], ids [N, M], complete bool [N].
+
+    Complete means that every allowed token is listed: the last column, and any tie with it outside, is not allowed.
     """
-    ids = scaled.topk(_SHORT_LIST, dim=-1, sorted=False).indices.sort(dim=-1).values
+    ids = scaled.topk(length, dim=-1, sorted=False).indices.sort(dim=-1).values
     value, order = scaled.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     edge = value[:, -1]
     kept = _filter(value, scaled.logsumexp(-1) if top_p is not None else None, top_k, top_p)

@@ -55,8 +55,10 @@ def _attend(
     num_rows: Tensor, keys: int, scale: float, window: int | None, depth: Tensor | None,
     own_kv: tuple[Tensor, Tensor] | None,
 ) -> Tensor:  # fmt: skip
-    """Attention over the first `keys` positions of each request; context_len + num_rows may be less. With `own_kv` these
-    positions are the committed ones and the rows' own keys follow them."""
+    """Attention over the first `keys` positions of each request; context_len + num_rows may be less.
+
+    With `own_kv` these positions are the committed ones and the rows' own keys follow them.
+    """
     requests, width, heads, _ = q.shape
     block, kv_heads = k_cache.shape[1:3]
     dtype = torch.promote_types(q.dtype, torch.float32)
