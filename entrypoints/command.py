@@ -16,6 +16,7 @@ from .settings import SERVER
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"  # not `vllm serve`: that asks for a distribution called vllm
 PLUGIN = "aeon_ddtree"
 ENGINE_MODES = {"baseline": "plain", "dflash": "chain", "ddtree": "tree", "unsafe-full-branch": "tree"}
+SHORT_FLAGS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size"}
 CUDA_ONLY = {"gpu_memory_utilization"}
 
 
@@ -74,25 +75,26 @@ def _own_flags(resolved: Resolved) -> Iterator[tuple[str, Any]]:
 
 
 def _name(argument: str) -> str:
-    """`--no-enable-x`, `--enable_x=1` -> `--enable-x`."""
-    flag = argument.split("=", 1)[0].replace("_", "-")
+    """`--no-enable-x`, `--enable_x=1`, `--enable-x.part` -> `--enable-x`."""
+    flag = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
+    flag = SHORT_FLAGS.get(flag, flag)
     return "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else flag
 
 
 def _check_extra(extra: list[str]) -> Iterator[str]:
     """Names of the flags among the arguments after `--`. Raises Refusal for those that would undo what was checked."""
+    checked = {flag: f"set {cure} instead" for flag, cure in OWN_FLAGS.items()}
+    checked |= {name: f"give --{name} before the --" for name in ("host", "port")}
+    checked |= {"config": "put its values into a recipe"}
     for argument in extra:
-        if argument.startswith("--"):
-            name = _name(argument)
-            if name[2:] in OWN_FLAGS:
+        name = _name(argument)
+        if name.startswith("--") and len(name) > 2:
+            # The server's parser takes any unambiguous beginning of a flag for the flag.
+            owned = next((flag for flag in checked if flag.startswith(name[2:])), None)
+            if owned is not None:
                 raise Refusal(
-                    f"arguments after --: {argument} is written by the dispatcher; set {OWN_FLAGS[name[2:]]} instead"
+                    f"arguments after --: {argument} is --{owned}, which was checked already; {checked[owned]}"
                 )
-            for setting in SERVER:
-                if setting.vllm_flag == name and setting.name in ("host", "port"):
-                    raise Refusal(
-                        f"arguments after --: {argument} is checked before the start; give {setting.flag} before the --"
-                    )
             yield name
 
 

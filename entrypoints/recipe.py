@@ -2,10 +2,10 @@
 """Recipe schema, version 1: one YAML file per deployable setup. Unknown keys are refused with the nearest known one."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .failure import Refusal, nearest
 from .settings import SERVER, TREE_BY_NAME
@@ -19,6 +19,19 @@ OWN_FLAGS = {
     "enable-prefix-caching": "prefix_caching",
     "no-enable-prefix-caching": "prefix_caching",
 }
+
+
+def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    own = OWN_FLAGS | {s.vllm_flag[2:]: f"defaults.{s.name}" for s in SERVER if s.vllm_flag and s.name != "model"}
+    for flag in flags:
+        if flag.startswith("-"):
+            raise ValueError(f"{flag} begins with a dash; write {flag.lstrip('-')}")
+        if (dashed := flag.replace("_", "-")) in own:
+            raise ValueError(f"{flag} is written by the dispatcher; set {own[dashed]} instead")
+    return flags
+
+
+VllmFlags = Annotated[dict[str, Any], AfterValidator(_check_flags)]
 
 
 class Strict(BaseModel):
@@ -48,7 +61,7 @@ class Mode(Strict):
     method: Literal["dflash", "dflash_ddtree"] = "dflash"
     defaults: Defaults = Defaults()
     ddtree: dict[str, Any] = {}
-    vllm: dict[str, Any] = {}
+    vllm: VllmFlags = {}
     promoted_by: str | None = None
 
     @field_validator("ddtree")
@@ -83,7 +96,7 @@ class Recipe(Strict):
     container: str | None = None
     env: dict[str, str] = {}
     defaults: Defaults = Defaults()
-    vllm: dict[str, Any] = {}
+    vllm: VllmFlags = {}
     modes: Modes
 
     def mode(self, name: str) -> Mode | None:
@@ -93,15 +106,6 @@ class Recipe(Strict):
         return [
             field.alias or name for name, field in Modes.model_fields.items() if getattr(self.modes, name) is not None
         ]
-
-    @field_validator("vllm")
-    @classmethod
-    def _no_own_flags(cls, flags: dict[str, Any]) -> dict[str, Any]:
-        own = OWN_FLAGS | {s.vllm_flag[2:]: f"defaults.{s.name}" for s in SERVER if s.vllm_flag and s.name != "model"}
-        for flag in flags:
-            if (dashed := flag.replace("_", "-")) in own:
-                raise ValueError(f"{flag} is written by the dispatcher; set {own[dashed]} instead")
-        return flags
 
 
 def _keys_at(location: tuple[Any, ...]) -> list[str]:
