@@ -45,7 +45,7 @@ def adjust_logits(logits: Tensor, state: SamplingState, tree: DraftTree) -> Tens
     if state.logit_bias is not None:
         out += state.logit_bias[:, None].to(dtype)
     if state.has_penalties:
-        out = _apply_penalties(out, state, tree)
+        _apply_penalties(out, state, tree)
     return out
 
 
@@ -85,39 +85,44 @@ def _forbid_bad_words(logits: Tensor, state: SamplingState, tree: DraftTree) -> 
     logits.scatter_reduce_(2, last, cap, reduce="amin", include_self=True)
 
 
-def _apply_penalties(logits: Tensor, state: SamplingState, tree: DraftTree) -> Tensor:
+def _apply_penalties(logits: Tensor, state: SamplingState, tree: DraftTree) -> None:
     """Penalise all rows by the committed history, then put right the few entries that the tree's own tokens change.
 
     A row's counts differ from the committed ones only at tokens that stand in its window, so W entries per row are
-    recomputed instead of holding counts of [R, W, V].
+    recomputed instead of holding counts of [R, W, V]. Writes `logits`.
     """
-    base_counts = state.output_counts
+    base_counts, prompt_mask = state.output_counts, state.prompt_mask
     assert base_counts is not None
-    prompt_mask = state.prompt_mask
-    out = _penalise(logits, base_counts[:, None], None if prompt_mask is None else prompt_mask[:, None], state)
     token = tree.token.clamp(0, logits.shape[2] - 1)
+    index = token[:, None, :].expand(-1, tree.width, -1)
+    entries = logits.gather(2, index)
     # on_path[r, i, j]: how often the token of row j stands among the nodes on the path to row i
     nodes_above = (tree.ancestors() & tree.is_node[:, None, :]).to(torch.float32)
     same_token = (token[:, :, None] == token[:, None, :]).to(torch.float32)
     on_path = torch.bmm(nodes_above, same_token).to(base_counts.dtype)
     counts = base_counts.gather(1, token)[:, None, :] + on_path
     in_prompt = None if prompt_mask is None else prompt_mask.gather(1, token)[:, None, :]
-    index = token[:, None, :].expand(-1, tree.width, -1)
+    _penalise(entries, counts, in_prompt, state)
+    _penalise(logits, base_counts[:, None], None if prompt_mask is None else prompt_mask[:, None], state)
     # Rows of equal token write equal values, so the order of the writes does not matter.
-    return out.scatter_(2, index, _penalise(logits.gather(2, index), counts, in_prompt, state))
+    logits.scatter_(2, index, entries)
 
 
-def _penalise(logits: Tensor, counts: Tensor, in_prompt: Tensor | None, state: SamplingState) -> Tensor:
-    """The three penalties on `logits` [R, *, X] with output `counts` and prompt membership that broadcast to it."""
+def _penalise(logits: Tensor, counts: Tensor, in_prompt: Tensor | None, state: SamplingState) -> None:
+    """The three penalties on `logits` [R, *, X], in place; `counts` and `in_prompt` broadcast to it.
+
+    Repetition: x / penalty where x > 0, else x * penalty, for tokens of prompt or output; frequency: x - penalty *
+    count in the output; presence: x - penalty for tokens of the output.
+    """
     seen = counts > 0
-    out = logits
     if state.repetition_penalty is not None:
         assert in_prompt is not None
         penalty = state.repetition_penalty.to(logits.dtype)[:, None, None]
         penalty = torch.where(in_prompt | seen, penalty, 1.0)
-        out = out * torch.where(out > 0, 1.0 / penalty, penalty)
+        # The halves above and below 0 apart: exact, -inf included, and several times faster than a broadcast where.
+        below = logits.clamp(max=0).mul_(penalty)
+        logits.clamp_(min=0).mul_(1.0 / penalty).add_(below)
     if state.frequency_penalty is not None:
-        out = out - state.frequency_penalty.to(logits.dtype)[:, None, None] * counts
+        logits -= state.frequency_penalty.to(logits.dtype)[:, None, None] * counts
     if state.presence_penalty is not None:
-        out = out - state.presence_penalty.to(logits.dtype)[:, None, None] * seen
-    return out
+        logits -= state.presence_penalty.to(logits.dtype)[:, None, None] * seen
