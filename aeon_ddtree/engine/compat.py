@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to be replaced in vLLM 0.20.2rc1 … 0.21.0 because there is no extension point. Each shim says what goes wrong
+without it and when it can go. `install()` is called only in processes that serve DDTree, and is idempotent."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+class SeamError(RuntimeError):
+    """vLLM no longer looks as this plugin expects; the message names the place."""
+
+
+def install() -> None:
+    _allow_every_sampling_parameter()
+    _no_slots_for_the_drafter()
+    _one_state_slot_per_request()
+
+
+def _replace(owner: Any, name: str, parameters: tuple[str, ...], make: Callable[[Any], Any]) -> None:
+    """Replace `owner.name` by make(original), once, after checking that the original still has these parameters."""
+    current = inspect.getattr_static(owner, name, None)
+    if current is None:
+        raise SeamError(f"{owner.__name__}.{name} is gone: this plugin knows vLLM 0.20.2rc1.dev166 and 0.21.0")
+    original = current.__func__ if isinstance(current, (classmethod, staticmethod)) else current
+    original = original.fget if isinstance(original, property) else original
+    if getattr(original, "_ddtree", False):
+        return
+    found = tuple(inspect.signature(original).parameters)
+    if found != parameters:
+        raise SeamError(f"{owner.__name__}.{name} takes {found}, expected {parameters}: vLLM changed under the plugin")
+    replacement = functools.wraps(original)(make(original))
+    replacement._ddtree = True
+    if isinstance(current, property):
+        setattr(owner, name, property(replacement))
+    elif isinstance(current, (classmethod, staticmethod)):
+        setattr(owner, name, type(current)(replacement))
+    else:
+        setattr(owner, name, replacement)
+
+
+def _allow_every_sampling_parameter() -> None:
+    """Symptom: min_p and logit_bias are answered with an error as soon as a drafter is configured.
+    Cause: the stock rejection sampler cannot apply them per drafted row; ours samples every row with all of them.
+    Remove when: vLLM asks the worker which parameters its sampler supports."""
+    from vllm.sampling_params import SamplingParams
+
+    _replace(SamplingParams, "_validate_spec_decode", ("self", "speculative_config"), lambda _: lambda self, speculative_config: None)
+
+
+def _no_slots_for_the_drafter() -> None:
+    """Symptom: max_num_scheduled_tokens shrinks by (B - 1) x max_num_seqs, below zero at the default max_num_seqs.
+    Cause: the stock drafter writes its block into the runner's token buffers; ours has buffers of its own.
+    Remove when: the drafter reports the slots it needs."""
+    from vllm.config import SpeculativeConfig
+
+    _replace(
+        SpeculativeConfig,
+        "max_num_new_slots_for_drafting",
+        ("self",),
+        lambda original: lambda self: 0 if self.use_dflash() else original(self),
+    )
+
+
+def _one_state_slot_per_request() -> None:
+    """Symptom: the convolution state grows by num_speculative_tokens columns, page sizes and layer shapes with it.
+    Cause: the stock layer keeps one state per drafted token; ours keeps the committed one only (DESIGN §5).
+    Remove when: the calculator takes the shape from the layer class."""
+    from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
+
+    parameters = (
+        "cls", "tp_world_size", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel_size", "num_spec",
+    )  # fmt: skip
+
+    def make(original: Any) -> Any:
+        def shape(cls: Any, *args: Any, num_spec: int = 0, **kwargs: Any) -> Any:
+            return original(cls, *args[:6], **kwargs)
+
+        return shape
+
+    _replace(MambaStateShapeCalculator, "gated_delta_net_state_shape", parameters, make)

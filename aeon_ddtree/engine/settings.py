@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From vLLM's arguments and configuration to DDTree's own: what is accepted, what is refused and how to cure it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aeon_ddtree.engine.options import KEY, DDTreeOptions, OptionsError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+METHODS = ("dflash", "dflash_ddtree")
+
+
+def prepare(args: EngineArgs) -> None:
+    """Before vLLM validates `args`: accept `dflash_ddtree` for `dflash`, and turn prefix caching off where it is unset.
+
+    Raises OptionsError where the arguments contradict each other.
+    """
+    speculative = args.speculative_config
+    if speculative is not None:
+        if speculative.get("method") not in METHODS:
+            raise OptionsError(
+                f"--speculative-config method={speculative.get('method')!r}: expected one of {', '.join(METHODS)}"
+            )
+        args.speculative_config = dict(speculative) | {"method": "dflash"}
+    if args.enable_prefix_caching:
+        raise OptionsError(
+            "--enable-prefix-caching: the state at a cached prefix is not proven for this engine yet; "
+            "start with --no-enable-prefix-caching"
+        )
+    args.enable_prefix_caching = False
+
+
+def options_of(config: VllmConfig) -> DDTreeOptions:
+    """DDTree's options of an engine: `--additional-config`'s object, or plain decoding where there is no drafter."""
+    extra: Any = config.additional_config
+    values = extra.get(KEY) if isinstance(extra, dict) else None
+    if values is None:
+        if config.speculative_config is None:
+            return DDTreeOptions(mode="plain")
+        raise OptionsError('--additional-config: {"ddtree": {"mode": "chain" or "tree", ...}} is missing')
+    return DDTreeOptions.from_mapping(values)
+
+
+def horizon_of(config: VllmConfig) -> int:
+    """k = the drafter's block size - 1; 0 without a drafter. Never taken from num_speculative_tokens."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return 0
+    drafter = speculative.draft_model_config.hf_config
+    size = getattr(drafter, "block_size", None)
+    if not isinstance(size, int) or size < 2:
+        raise OptionsError(f"{speculative.model}/config.json: block_size is {size!r}, expected a whole number >= 2")
+    return size - 1
+
+
+def check(config: VllmConfig) -> None:
+    """Refuse, before any model loads, what this engine cannot do right."""
+    options = options_of(config)
+    horizon = horizon_of(config)
+    speculative = config.speculative_config
+    if (options.mode == "plain") != (speculative is None):
+        raise OptionsError(
+            f"mode={options.mode} {'needs no' if options.mode == 'plain' else 'needs a'} --speculative-config"
+        )
+    if speculative is not None:
+        options.policy(horizon)
+        expected = options.num_speculative_tokens(horizon)
+        if speculative.num_speculative_tokens != expected:
+            raise OptionsError(
+                f"--speculative-config num_speculative_tokens={speculative.num_speculative_tokens}: "
+                f"mode={options.mode} verifies {expected} drafted rows; set it to {expected}"
+            )
+    if config.cache_config.mamba_cache_mode not in ("none", None):
+        raise OptionsError(
+            f"--mamba-cache-mode {config.cache_config.mamba_cache_mode}: one state slot per request has no snapshots; "
+            "use --mamba-cache-mode none"
+        )
+    if config.lora_config is not None:
+        raise OptionsError("--enable-lora: not supported together with DDTree's layers; start without it")
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise OptionsError("--pipeline-parallel-size: accepted paths are not sent between stages; use tensor parallelism")
+    if config.model_config.logprobs_mode not in ("raw_logprobs", "raw_logits"):
+        raise OptionsError(f"--logprobs-mode {config.model_config.logprobs_mode}: use raw_logprobs or raw_logits")
