@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from aeon_ddtree.commit import CommitPlan, plan_for
+from aeon_ddtree.commit import CommitPlan, apply_history, plan_for
 from aeon_ddtree.tree import Candidates, DraftTree, TreePolicy, build_tree_from, chain_tree, draft_candidates, root_tree
 from aeon_ddtree.verify import RequestParams, build_sampling_state, sample_rows, walk
 
@@ -51,7 +51,7 @@ class Tabular:
 class Step:
     tree: DraftTree
     plan: CommitPlan
-    chain: CommitPlan
+    chain: CommitPlan | None
 
 
 @dataclass
@@ -67,11 +67,15 @@ def decode(
     policy: TreePolicy | None,
     commit: str = "branch",
     shrink: bool = False,
+    persistent: bool = False,
+    beside_chain: bool = False,
 ) -> Decoded:
     """`length` tokens for every request after its prompt (>= 2 tokens); policy None is plain decoding, window 1.
 
     The first token is sampled from the prompt's last row, as an engine does after its prefill. With `shrink` windows
-    are truncated and some requests run as chains, changing from step to step.
+    are truncated and some requests run as chains, changing from step to step. With `persistent` the sampling state is
+    built once, lives in slots of another order, and is advanced on the device; otherwise it is rebuilt from lists.
+    `beside_chain` also plans, for every step, what a chain of the same candidates would have accepted.
     """
     requests = len(params)
     outputs: list[list[int]] = [[] for _ in params]
@@ -82,13 +86,19 @@ def decode(
     def history(back: int) -> Tensor:
         return torch.tensor([(list(p.prompt_ids) + out)[-back] for p, out in zip(params, outputs)])
 
+    slots = torch.arange(requests).flip(0)
+    held = build_sampling_state([replace(p, output_ids=()) for p in params[::-1]], model.vocab)
     turn = 0
     while min(len(out) for out in outputs) < length:
-        state = build_sampling_state([replace(p, output_ids=list(out)) for p, out in zip(params, outputs)], model.vocab)
+        if persistent:
+            state = held.select(slots)
+        else:
+            now = [replace(p, output_ids=list(out)) for p, out in zip(params, outputs)]
+            state = build_sampling_state(now, model.vocab)
         index = torch.tensor([len(out) for out in outputs])
         before, root = history(2), history(1)
         if policy is None or turn == 0:
-            tree = chain = root_tree(root)
+            tree, chain = root_tree(root), None
             max_len = 1
         else:
             logits = model.draft_logits(before, root, policy.horizon)
@@ -104,10 +114,13 @@ def decode(
             if shrink:
                 tree = tree.truncate((torch.arange(requests) + turn) % policy.width + 1)
                 tree.validate(vocab_size=model.vocab, horizon=policy.horizon)
-            chain = _chain_of(candidates, root, policy, carried, num_carried)
+            chain = _chain_of(candidates, root, policy, carried, num_carried) if beside_chain else None
             max_len = policy.max_path
         plan = _verify(model, tree, state, before, index, max_len, commit)
-        result.steps.append(Step(tree, plan, _verify(model, chain, state, before, index, max_len, "branch")))
+        beside = None if chain is None else _verify(model, chain, state, before, index, max_len, "branch")
+        result.steps.append(Step(tree, plan, beside))
+        if persistent:
+            apply_history(held, slots, plan)
         for r, (count, row) in enumerate(zip(plan.num_emitted.tolist(), plan.emitted.tolist())):
             outputs[r] += row[:count]
         carried, num_carried = plan.carried, plan.num_carried

@@ -50,9 +50,9 @@ def requests_of(seed: int, temperature: float | None, count: int = 4, plain: boo
     return params
 
 
-def check_equal(model, params, policy, commit, shrink=False):
+def check_equal(model, params, policy, commit, **extra):
     plain = decode(model, params, LENGTH, None)
-    tree = decode(model, params, LENGTH, policy, commit, shrink)
+    tree = decode(model, params, LENGTH, policy, commit, **extra)
     for r in range(len(params)):
         assert tree.outputs[r][:LENGTH] == plain.outputs[r][:LENGTH], params[r]
     return tree
@@ -67,12 +67,14 @@ def check_equal(model, params, policy, commit, shrink=False):
     temperature=st.sampled_from([0.0, 1.0, None]),
     ranking=st.sampled_from(["greedy", "coupled", "mixed"]),
     shrink=st.booleans(),
+    persistent=st.booleans(),
 )
-def test_tree_equals_plain(shape, commit, seed, budget, temperature, ranking, shrink):
+def test_tree_equals_plain(shape, commit, seed, budget, temperature, ranking, shrink, persistent):
     # At budget 31 root leaves need a horizon that holds the spine.
     horizon = 24 if shape == "root leaves" and budget == 31 else HORIZON
     policy = policy_of(shape, budget, horizon, ranking=ranking)
-    check_equal(Tabular(VOCAB, seed), requests_of(seed, temperature), policy, commit, shrink)
+    requests = requests_of(seed, temperature)
+    check_equal(Tabular(VOCAB, seed), requests, policy, commit, shrink=shrink, persistent=persistent)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -80,13 +82,15 @@ def test_tree_equals_plain(shape, commit, seed, budget, temperature, ranking, sh
 @pytest.mark.parametrize("budget", [1, 4, 15, 31])
 def test_full_spine_is_never_behind_the_chain(budget, commit, temperature):
     params = requests_of(budget, temperature, count=8, plain=True)
-    tree = check_equal(Tabular(VOCAB, 5), params, policy_of("full spine", budget), commit)
-    for step in tree.steps:
+    tree = check_equal(Tabular(VOCAB, 5), params, policy_of("full spine", budget), commit, beside_chain=True)
+    steps = [step for step in tree.steps if step.chain is not None]
+    assert len(steps) == len(tree.steps) - 1  # all but the prompt's own token
+    for step in steps:
         assert (step.plan.num_emitted >= step.chain.num_emitted).all()
         if commit == "flat":  # a chain, token for token: only what is carried differs
             assert (step.plan.num_emitted <= step.chain.num_emitted + 1).all()
     # The case is worth something: some drafts were accepted, and some tokens were found off the spine.
-    assert sum(int(step.chain.num_accepted.sum()) for step in tree.steps) > 10
+    assert sum(int(step.chain.num_accepted.sum()) for step in steps) > 10
     if budget > HORIZON:
         off_spine = sum(int(step.plan.moves.sum() + step.plan.num_carried.sum()) for step in tree.steps)
         assert off_spine > 5
