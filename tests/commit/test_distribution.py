@@ -82,7 +82,7 @@ def test_sequences_have_the_targets_distribution(name, commit):
     params = CASES[name]
     requests = [replace(params, seed=1000 + n, prompt_ids=PROMPT) for n in range(N)]
     policy = TreePolicy(horizon=3, budget=7, top_k=3, ranking="coupled" if commit == "flat" else "greedy", spine=1)
-    decoded = decode(model, requests, LENGTH, policy, commit)
+    decoded = decode(model, requests, LENGTH, policy, commit, persistent=True)
     assert sum(int(step.plan.num_accepted.sum()) for step in decoded.steps) > N / 2  # trees did the work
     statistic, df = chi_square(decoded.outputs, exact(model, replace(params, prompt_ids=PROMPT)))
     assert df > 15
