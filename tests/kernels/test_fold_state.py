@@ -86,14 +86,14 @@ def test_first_commit_ignores_what_the_slot_held():
 
 
 def test_sixty_steps_of_verify_and_fold_equal_sequential_decoding():
-    """Carry-over in fp32: each step verifies a new tree and folds a random path; the truth decodes in fp64 throughout."""
+    """Carry-over in fp32: each step verifies a new tree and folds a random path; the truth decodes in fp64."""
     rng = random.Random(1)
     slots = torch.tensor([10, 0, 4])
-    first = inputs(3, 17, 2, 4, dtype=torch.float32)
+    first = inputs(3, 17, dim=4, dtype=torch.float32)
     state, truth = first["state"], first["state"].double()
     untouched = state.clone()
     for step in range(60):
-        x = {**inputs(3, 17, 2, 4, seed=step, dtype=torch.float32), "state": state}
+        x = {**inputs(3, 17, dim=4, seed=step, dtype=torch.float32), "state": state}
         x["A_log"], x["dt_bias"] = first["A_log"], first["dt_bias"]
         parent = forest(17, seed=step, shapes=("random", "padded", "comb"))
         out, factors = gated_delta_tree(*(x[name] for name in NAMES), slots, parent)
@@ -116,7 +116,7 @@ def chain_of(x, slots, length, **options):
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 128])
 def test_chain_with_mixed_lengths(chunk):
-    """Prefill beside decoding: every length from none to all, NaN beyond it, one request without a state, one padding."""
+    """Prefill beside decoding: every length from none to all, NaN beyond it, one without a state, one padding."""
     x = inputs(6, 130, 2, 4, dim=4, value_dim=3)
     slots, length = torch.tensor([7, 3, 0, 10, -1, 2]), torch.tensor([130, 1, 64, 65, 9, 0])
     has_state = torch.tensor([True, False, True, True, True, True])
@@ -153,9 +153,9 @@ def test_chain_in_pieces_equals_chain_at_once():
 
 
 def test_long_prefill_stays_accurate():
-    x = inputs(1, 1024, dim=4, value_dim=4, dtype=torch.float32)
-    truth_out, truth_state = replay(x, 0, list(range(1024)), x["state"][3])
-    out = chain_of(x, torch.tensor([3]), torch.tensor([1024]))
+    x = inputs(1, 600, dim=4, value_dim=4, dtype=torch.float32)
+    truth_out, truth_state = replay(x, 0, list(range(600)), x["state"][3])
+    out = chain_of(x, torch.tensor([3]), torch.tensor([600]))
     assert (out[0] - truth_out).abs().max() < 1e-5
     assert (x["state"][3] - truth_state).abs().max() < 1e-5
 

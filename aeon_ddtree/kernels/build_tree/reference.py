@@ -82,9 +82,10 @@ def best_first(
     forced = torch.minimum(torch.where(plan.only, horizon, forced), torch.minimum(plan.limit, plan.chain))
     limit = torch.where(plan.only, forced, plan.limit)
 
-    # One more depth of −inf stands for "no children", one more rank for "no further sibling".
-    table = torch.nn.functional.pad(plan.logp, (0, 1, 0, 1), value=-torch.inf).flatten(1)
-    names = torch.nn.functional.pad(plan.token, (0, 1, 0, 1)).flatten(1)
+    # A further depth of −inf stands for "no children", a further rank for "no more siblings"; one depth beyond that is
+    # read, and dropped, for a request that has nothing left to offer.
+    table = torch.nn.functional.pad(plan.logp, (0, 1, 0, 2), value=-torch.inf).flatten(1)
+    names = torch.nn.functional.pad(plan.token, (0, 1, 0, 2)).flatten(1)
     stride = ranks + 1
 
     # The forced nodes are rows 1 …: row i is rank 0 of depth i under row i − 1.

@@ -9,6 +9,8 @@ from torch import Tensor
 from aeon_ddtree.kernels.keyed_sampling.philox import gumbel_of, uniform, uniform_at
 
 GREEDY_BELOW = 1e-5
+# Rows among which equal keys are looked for.
+_UNIQUE_ROWS = 4096
 # Candidates tried before sorting a whole vocabulary on the CPU.
 _SHORT_LIST = 128
 
@@ -100,7 +102,8 @@ def _draw_sorted(
 def _filter(value: Tensor, mass: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
     """Top-k, then top-p, on columns sorted by falling logit: value [N, M] -> value with −inf where not allowed.
 
-    mass [N]: log-sum-exp over the whole vocabulary for rows without top-k, when the columns are not all of it.
+    mass fp64 [N]: sum of exp(logit − largest logit) over the whole vocabulary, for rows without top-k, when the columns
+    are not all of it. Sums are fp64 and never divided, so that equal logits give exact multiples.
     """
     columns = value.shape[1]
     limited = None
@@ -109,14 +112,14 @@ def _filter(value: Tensor, mass: Tensor | None, top_k: Tensor | None, top_p: Ten
         kth = value.gather(1, torch.where(limited, top_k.long(), columns)[:, None] - 1)
         value = value.masked_fill((value < kth) & limited[:, None], -torch.inf)
     if top_p is not None:
-        total = value.logsumexp(-1)
+        share = (value - value[:, :1]).double().exp()
+        running = share.cumsum(-1)
+        total = running[:, -1]
         if mass is not None:
             total = mass if limited is None else torch.where(limited, total, mass)
-        share = (value.double() - total.double()[:, None]).exp()
-        above = share.cumsum(-1) - share
-        limit = torch.where(top_p < 1, top_p.double(), torch.inf)
-        outside = above >= limit[:, None]
-        outside[:, 0] = False
+        limit = torch.where(top_p < 1, top_p.double(), torch.inf) * total
+        outside = torch.zeros_like(value, dtype=torch.bool)
+        outside[:, 1:] = running[:, :-1] >= limit[:, None]
         value = value.masked_fill(outside, -torch.inf)
     return value
 
@@ -138,14 +141,22 @@ def _short_list(
     ids = scaled.topk(length, dim=-1, sorted=False).indices.sort(dim=-1).values
     value, order = scaled.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     edge = value[:, -1]
-    kept = _filter(value, scaled.logsumexp(-1) if top_p is not None else None, top_k, top_p)
-    lowest = kept.masked_fill(kept == -torch.inf, torch.inf).amin(-1)
-    return kept, ids.gather(1, order), lowest > edge
+    mass = None
+    if top_p is not None and (top_k is None or not ((top_k > 0) & (top_k <= length)).all()):
+        mass = (scaled - value[:, :1]).double().exp().sum(-1)
+    kept = _filter(value, mass, top_k, top_p)
+    complete = kept.masked_fill(kept == -torch.inf, torch.inf).amin(-1) > edge
+    if top_k is not None:
+        # Top-p needs the whole top-k set, before its own cut: its size and its ties must fit the list as well.
+        beyond = (top_k > length) & (top_k < scaled.shape[1])
+        kth = value.gather(1, top_k.long().clamp(1, length)[:, None] - 1)[:, 0]
+        complete &= ~beyond & ((top_k <= 0) | (top_k > length) | (kth > edge))
+    return kept, ids.gather(1, order), complete
 
 
 def _noise(seed: Tensor, index: Tensor, vocab: int) -> Tensor:
     """G [N, vocab]; rows that share seed and index (siblings of a tree) share the work on the CPU."""
-    if seed.device.type == "cpu" and seed.shape[0] > 1:
+    if seed.device.type == "cpu" and 1 < seed.shape[0] <= _UNIQUE_ROWS:
         keys, where = torch.stack([seed.long(), index.long()], dim=1).unique(dim=0, return_inverse=True)
         if keys.shape[0] < seed.shape[0]:
             return gumbel_of(uniform(keys[:, 0], keys[:, 1], vocab))[where]
