@@ -42,7 +42,7 @@ class Case:
         self.slots = torch.tensor(rng.sample(range(SLOTS), self.requests))
         self.active = torch.tensor([True, rng.random() < 0.5, True])
         self.has_state = torch.tensor([True, True, rng.random() < 0.5])
-        self.length = self.plan.path_len(self.active)
+        self.length = torch.where(self.active, self.plan.num_accepted + 1, 0)
         self.noise = torch.Generator().manual_seed(seed)
 
     def random(self, *shape: int) -> torch.Tensor:
