@@ -40,6 +40,14 @@ def enable_checks(enabled: bool | None) -> None:
     _override = enabled
 
 
+def reads_are_free(tensor: Tensor) -> bool:
+    """Whether the host may look at values without waiting for a device: work can then be sized by what is there.
+
+    Looked up through the module, so that tests can have the CPU take the path of a device.
+    """
+    return tensor.device.type == "cpu"
+
+
 class Shapes:
     """Binds dimension names to sizes over one call's arguments, so that a mismatch names the argument.
 

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from aeon_ddtree.kernels import checks
 from aeon_ddtree.kernels.keyed_sampling import GREEDY_BELOW, keyed_gumbel
 
 
@@ -19,7 +20,7 @@ def rank(
     score = logits.float().log_softmax(-1)
     if ranking != "greedy":
         hot = temperature >= GREEDY_BELOW
-        if logits.device.type == "cpu":
+        if checks.reads_are_free(logits):
             which = hot.nonzero()[:, 0]
             if which.numel():
                 score[which] = _coupled(

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aeon_ddtree.kernels import checks
+
 Built = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -106,13 +108,14 @@ def best_first(
     far = stride * width
 
     # Forced nodes need no search; only on the CPU is it known for free how many all requests have.
-    least = int(forced.min()) if device.type == "cpu" and requests else 0
+    free = checks.reads_are_free(token)
+    least = int(forced.min()) if free and requests else 0
     for _ in range(least, budget):
         best = offer.amax(1)
         tied = offer == best[:, None]
         mother = torch.where(tied, next_rank * width + row, far).amin(1) % width
         grows = (best > -torch.inf) & (count < limit)
-        if device.type == "cpu" and not grows.any():
+        if free and not grows.any():
             break
         count = count + grows
         # A request that does not grow writes its last row again, with what is there.

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aeon_ddtree.kernels import checks
+
 
 def compact(
     caches: Sequence[tuple[Tensor, Tensor]], block_table: Tensor, context_len: Tensor, path: Tensor, path_len: Tensor
@@ -21,7 +23,7 @@ def compact(
     step = torch.arange(steps, device=path.device)
     moves = (step < path_len[:, None]) & (path != step) & (path >= 0)
     request = torch.arange(requests, device=path.device)[:, None].expand(requests, steps)
-    if path.device.type == "cpu":
+    if checks.reads_are_free(path):
         request, moved_step = moves.nonzero(as_tuple=True)
         if request.numel() == 0:
             return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aeon_ddtree.kernels import checks
 from aeon_ddtree.kernels.keyed_sampling.philox import gumbel_of, uniform, uniform_at
 
 GREEDY_BELOW = 1e-5
@@ -22,7 +23,7 @@ def sample(
     """See `keyed_sample`."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     greedy = temperature < GREEDY_BELOW
-    if logits.device.type != "cpu":
+    if not checks.reads_are_free(logits):
         token, gap = _draw(logits, temperature, top_k, top_p, min_p, seed, index, with_gap)
         token_greedy, gap_greedy = _best(logits, None, with_gap)
         token = torch.where(greedy, token_greedy, token)
@@ -67,7 +68,7 @@ def _draw(
     if min_p is not None:
         floor = scaled.amax(-1, keepdim=True) + min_p.to(scaled.dtype).clamp(min=0).log()[:, None]
         scaled = scaled.masked_fill_(scaled < floor, -torch.inf)
-    on_cpu = scaled.device.type == "cpu"
+    on_cpu = checks.reads_are_free(scaled)
     if on_cpu:
         if top_k is not None and not ((top_k > 0) & (top_k < vocab)).any():
             top_k = None
@@ -156,7 +157,7 @@ def _short_list(
 
 def _noise(seed: Tensor, index: Tensor, vocab: int) -> Tensor:
     """G [N, vocab]; rows that share seed and index (siblings of a tree) share the work on the CPU."""
-    if seed.device.type == "cpu" and 1 < seed.shape[0] <= _UNIQUE_ROWS:
+    if checks.reads_are_free(seed) and 1 < seed.shape[0] <= _UNIQUE_ROWS:
         keys, where = torch.stack([seed.long(), index.long()], dim=1).unique(dim=0, return_inverse=True)
         if keys.shape[0] < seed.shape[0]:
             return gumbel_of(uniform(keys[:, 0], keys[:, 1], vocab))[where]

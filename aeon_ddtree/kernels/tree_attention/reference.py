@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aeon_ddtree.kernels import checks
+
 # Largest score matrix formed at once; longer prompts are done by groups of rows.
 _MAX_SCORES = 1 << 23
 # On the CPU, requests are batched unless padding them to one size would make this many times the work.
@@ -33,7 +35,7 @@ def attention(
             None if own_kv is None else (own_kv[0][which, :rows], own_kv[1][which, :rows]),
         )  # fmt: skip
 
-    if q.device.type != "cpu":
+    if not checks.reads_are_free(q):
         run(slice(None), width, capacity)
         return out
     # Reading lengths costs nothing on the CPU.
@@ -129,7 +131,7 @@ def write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: 
     block = k_cache.shape[1]
     slot = slot_mapping.long()
     kept = slot >= 0
-    if slot.device.type == "cpu":
+    if checks.reads_are_free(slot):
         slot, k, v = slot[kept], k[kept], v[kept]
         where = (slot // block, slot % block)
         k_cache[where] = k.to(k_cache.dtype)
