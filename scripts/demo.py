@@ -27,7 +27,7 @@ import aeon_ddtree.proving_ground
 PROMPTS = Path(next(iter(aeon_ddtree.proving_ground.__path__))) / "prompts.jsonl"
 SAMPLING = {"T = 0": {"temperature": 0.0}, "T = 1, seed 7": {"temperature": 1.0, "seed": 7}}
 MODES = ("baseline", "ddtree")
-READY_SECONDS = 240
+READY_SECONDS = 420
 METRIC = "vllm:ddtree_"
 
 
@@ -53,16 +53,26 @@ class Server:
             )
 
     def generates(self) -> bool:
-        """Whether a real token comes out: /health answers long before that."""
+        """Whether a real token comes out: /health answers long before that. RuntimeError when the server says no."""
         try:
             answer = httpx.post(f"{self.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=30)
         except httpx.TransportError:
             return False
-        return answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 1
+        if answer.status_code != 200:
+            raise RuntimeError(f"{self.mode} answered {answer.status_code}:\n{self.last_lines(40)}")
+        return answer.json()["usage"]["completion_tokens"] == 1
 
-    def last_lines(self, count: int = 1) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-count:])
+    def last_lines(self, count: int) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+    def phase(self) -> str:
+        """What the server logged last, without time and place."""
+        said = [
+            line.split("] ", 1)[-1].strip()
+            for line in self.log.read_text(errors="replace").splitlines()
+            if "INFO" in line
+        ]
+        return said[-1][:70] if said else "starting Python"
 
     def complete(self, prompt: str, max_tokens: int, sampling: dict[str, float]) -> tuple[list[int], str]:
         """One streamed completion: its token ids and its text."""
@@ -112,7 +122,9 @@ class Server:
 
 def wait_until_ready(servers: list[Server]) -> None:
     """Returns when each server has generated a token; prints progress. Raises RuntimeError with the log's end."""
-    start, waiting, told = time.monotonic(), list(servers), 0.0
+    start, waiting = time.monotonic(), list(servers)
+    told: dict[str, str] = {}
+    told_at = 0.0
     while waiting:
         elapsed = time.monotonic() - start
         for server in list(waiting):
@@ -125,10 +137,11 @@ def wait_until_ready(servers: list[Server]) -> None:
             raise RuntimeError(
                 f"{waiting[0].mode} generated nothing in {READY_SECONDS} s:\n{waiting[0].last_lines(30)}"
             )
-        if waiting and elapsed - told >= 5:
-            told = elapsed
-            for server in waiting:
-                print(f"  {elapsed:4.0f} s  {server.mode}: {server.last_lines()[-90:]}", flush=True)
+        for server in waiting:
+            phase = server.phase()
+            if phase != told.get(server.mode) or elapsed - told_at >= 10:
+                print(f"  {elapsed:4.0f} s  {server.mode}: {phase}", flush=True)
+                told[server.mode], told_at = phase, elapsed
         time.sleep(0.5)
 
 
