@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Decoder`: an engine in a process of its own, driven step by step. The parity harness and the tests decode with it.
+
+The engine runs inside one child process (no engine-core or worker processes), so that arrivals and aborts happen at
+exactly the step they are asked for, and several engines can live beside each other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aeon_ddtree.engine.options import KEY
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """prompt: text, token ids or a vLLM prompt mapping (pictures); params: keyword arguments of SamplingParams;
+    arrival: engine step before which it is added; abort_after: abort once that many tokens came out."""
+
+    prompt: Any
+    params: dict[str, Any] = field(default_factory=dict)
+    arrival: int = 0
+    abort_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One decoded sequence. logprobs: per token {token id: log-probability}, as vLLM reports them; steps: engine steps
+    that emitted tokens of it, the one that ended the prompt included."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    steps: int
+    stop_reason: Any = None
+    logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class DecoderError(RuntimeError):
+    """The engine failed to start or to decode; carries the child's traceback."""
+
+
+class Decoder:
+    """Start with the folders of a pair and DDTree's options; use as a context manager or call `close`."""
+
+    def __init__(
+        self,
+        target: str,
+        drafter: str | None,
+        options: dict[str, Any],
+        *,
+        num_speculative_tokens: int = 0,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int | None = None,
+        **engine_args: Any,
+    ) -> None:
+        worker = {"cpu": "CPUWorker", "cuda": "GPUWorker"}[device]
+        arguments = {
+            "model": target,
+            "dtype": dtype,
+            "worker_cls": f"aeon_ddtree.engine.worker.{worker}",
+            "additional_config": {KEY: options},
+            "enforce_eager": True,
+            "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+            "max_model_len": 1024,
+            "max_num_seqs": 8,
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+        } | engine_args
+        if drafter is not None:
+            arguments["speculative_config"] = {
+                "method": "dflash",
+                "model": drafter,
+                "num_speculative_tokens": num_speculative_tokens,
+            }
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+        if device == "cpu":
+            environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        self._process = context.Process(target=_serve, args=(theirs, environment, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._started = False
+
+    def run(self, requests: Sequence[DecodeRequest]) -> list[list[Completion]]:
+        """Decode all requests to their end; one list of n completions per request, in order."""
+        return self._call("run", list(requests))
+
+    def stats(self, reset: bool = False) -> dict[str, Any]:
+        """Counters of verification; see `engine.stats.Stats`."""
+        return self._call("stats", reset)
+
+    def configure(self, **values: Any) -> None:
+        """Change tree options that need no restart."""
+        self._call("configure", values)
+
+    def rpc(self, method: Any, *args: Any) -> Any:
+        """Call a worker method by name, or a picklable function taking the worker, and return its result."""
+        return self._call("rpc", method, args)
+
+    def ready(self) -> Decoder:
+        """Wait until the engine has started; DecoderError with its traceback when it could not."""
+        if not self._started:
+            self._receive()
+            self._started = True
+        return self
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            try:
+                self.ready()
+                self._pipe.send(None)
+                self._process.join(20)
+            except (DecoderError, OSError):
+                pass
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+        self._pipe.close()
+
+    def __enter__(self) -> Decoder:
+        return self.ready()
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _call(self, name: str, *args: Any) -> Any:
+        self.ready()
+        self._pipe.send((name, args))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            ok, value = self._pipe.recv()
+        except EOFError:
+            self._process.join(20)
+            raise DecoderError(f"the engine process died with exit code {self._process.exitcode}") from None
+        if not ok:
+            raise DecoderError(value)
+        return value
+
+
+def _serve(pipe: Any, environment: dict[str, str], arguments: dict[str, Any]) -> None:
+    """The child process: build the engine, then answer calls until None arrives."""
+    os.environ.update(environment)
+    try:
+        from vllm import LLM
+
+        engine = _Engine(LLM(**arguments))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        return
+    pipe.send((True, None))
+    while (call := pipe.recv()) is not None:
+        name, args = call
+        try:
+            pipe.send((True, getattr(engine, name)(*args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+
+
+class _Engine:
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._serial = 0
+
+    def run(self, requests: list[DecodeRequest]) -> list[list[Completion]]:
+        engine = self._llm.llm_engine
+        waiting = sorted(range(len(requests)), key=lambda index: requests[index].arrival)
+        names: dict[str, int] = {}
+        latest: dict[int, Any] = {}
+        sequences: list[dict[int, Any]] = [{} for _ in requests]  # of n > 1, each output brings those that advanced
+        steps: Counter[tuple[int, int]] = Counter()
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            while waiting and (requests[waiting[0]].arrival <= step or not engine.has_unfinished_requests()):
+                index = waiting.pop(0)
+                names[self._add(requests[index])] = index
+            for output in engine.step():
+                index = names[output.request_id]
+                latest[index] = output
+                for sequence in output.outputs:
+                    known = sequences[index].get(sequence.index)
+                    steps[index, sequence.index] += known is None or len(sequence.token_ids) > len(known.token_ids)
+                    sequences[index][sequence.index] = sequence
+                limit = requests[index].abort_after
+                if limit is not None and not output.finished and len(output.outputs[0].token_ids) >= limit:
+                    engine.abort_request([output.request_id])
+            step += 1
+        return [
+            [_completion(latest[i], sequences[i][n], steps[i, n]) for n in sorted(sequences[i])]
+            for i in range(len(requests))
+        ]
+
+    def stats(self, reset: bool) -> Any:
+        return self._llm.collective_rpc("ddtree_stats", kwargs={"reset": reset})[0]
+
+    def configure(self, values: dict[str, Any]) -> None:
+        self._llm.collective_rpc("ddtree_configure", args=(values,))
+
+    def rpc(self, method: Any, args: tuple[Any, ...]) -> Any:
+        return self._llm.collective_rpc(method, args=args)[0]
+
+    def _add(self, request: DecodeRequest) -> str:
+        from vllm import SamplingParams
+
+        self._serial += 1
+        name = f"r{self._serial}"
+        prompt = {"prompt_token_ids": request.prompt} if isinstance(request.prompt, list) else request.prompt
+        self._llm.llm_engine.add_request(name, prompt, SamplingParams(**request.params))
+        return name
+
+
+def _completion(output: Any, sequence: Any, steps: int) -> Completion:
+    def plain(entries: Any) -> Any:
+        if entries is None:
+            return None
+        return [None if e is None else {token: value.logprob for token, value in e.items()} for e in entries]
+
+    return Completion(
+        token_ids=list(sequence.token_ids),
+        text=sequence.text,
+        finish_reason=sequence.finish_reason,
+        steps=steps,
+        stop_reason=sequence.stop_reason,
+        logprobs=plain(sequence.logprobs),
+        prompt_logprobs=plain(output.prompt_logprobs),
+        prompt_token_ids=list(output.prompt_token_ids or ()),
+    )
