@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing some of R items in place without asking the host which."""
+"""Clearing, gathering and writing some of R items without asking a device which."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from aeon_ddtree.kernels import checks
 
 
 def write_active(target: Tensor, slots: Tensor, active: Tensor, values: Tensor) -> None:
@@ -21,8 +23,17 @@ def write_active(target: Tensor, slots: Tensor, active: Tensor, values: Tensor) 
     target[place] = torch.where(spread, values[pick].to(target.dtype), target[place])
 
 
+def clear(x: Tensor, blank: Tensor) -> Tensor:
+    """x with zeros where blank (bool, the leading dimensions of x) says so, whatever stood there, NaN included.
+
+    May return x itself when nothing is blank and the host can see that.
+    """
+    if checks.reads_are_free(blank) and not blank.any():
+        return x
+    return x.masked_fill(blank.reshape(*blank.shape, *[1] * (x.ndim - blank.ndim)), 0)
+
+
 def gather_slots(source: Tensor, slots: Tensor, has_state: Tensor | None) -> Tensor:
     """source[slots[r]], or zeros where slots[r] < 0 or has_state[r] is False: a stale slot's content never leaks."""
-    picked = source[slots.clamp(min=0)]
-    keep = slots >= 0 if has_state is None else (slots >= 0) & has_state
-    return picked.masked_fill_(~keep.reshape(-1, *[1] * (picked.ndim - 1)), 0)
+    blank = slots < 0 if has_state is None else (slots < 0) | ~has_state
+    return clear(source.index_select(0, slots.clamp(min=0)), blank)

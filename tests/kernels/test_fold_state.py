@@ -64,7 +64,8 @@ def test_only_active_slots_change(active):
     path, path_len = pack_paths(
         [[0, 1, 2] if active[0] else [], [0] if active[1] else [], [0, 4] if active[2] else []], 4
     )
-    fold_state(state, slots, factors, path, path_len)
+    # Inactive requests have no state yet: zeros must not be written for them either.
+    fold_state(state, slots, factors, path, path_len, has_state=torch.tensor(active).bool())
     written = {int(slots[r]) for r in range(3) if active[r] and slots[r] >= 0}
     for slot in range(11):
         same = torch.equal(state[slot].view(torch.int32), pool[slot].view(torch.int32))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aeon_ddtree.kernels.keyed_sampling import keyed_gumbel, keyed_sample, keyed_uniform, reference
-from aeon_ddtree.kernels.keyed_sampling.philox import philox4x32, uniform_at
+from aeon_ddtree.kernels.keyed_sampling.philox import gumbel_of, philox4x32, uniform_at
 
 # kat_vectors of Random123 1.14.0, philox4x32-10: counter, key, result.
 KNOWN = [
@@ -81,8 +81,10 @@ def test_gumbel_is_finite_and_distributed_right():
         share = 1 - math.exp(-math.exp(-level))
         assert abs(float((g > level).double().mean()) - share) < 5 * math.sqrt(share / n)
     extremes = torch.tensor([0.0, 1.0, 2.0**32 - 1]).add(0.5).mul(2.0**-32).clamp(max=1 - 2.0**-24)
-    noise = -torch.log(-torch.log1p(-extremes))
+    truth = [-math.log(-math.log1p(-float(w))) for w in extremes]
+    noise = gumbel_of(extremes)
     assert noise.isfinite().all() and noise[0] > 22 and noise[2] < -2.8
+    assert noise.tolist() == pytest.approx(truth, rel=1e-5)
 
 
 def test_neighbouring_keys_are_independent():

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aeon_ddtree.kernels.ancestors import mask_from_safe, real_rows, safe_parent
-from aeon_ddtree.kernels.scatter import gather_slots, write_active
+from aeon_ddtree.kernels.scatter import clear, gather_slots, write_active
 
 L2_EPS = 1e-6
 
@@ -58,12 +58,10 @@ def _gates(
     """Projections -> gates. Rows outside `real` [R, W] are cleared first, so that a NaN there stays there."""
     requests, width, key_heads, _ = q.shape
     group = v.shape[2] // key_heads
-    blank = ~real[..., None]
-    q, k, v = (x.to(dtype).masked_fill(blank[..., None], 0) for x in (q, k, v))
-    a, b = (x.to(torch.promote_types(x.dtype, dtype)).masked_fill(blank, 0) for x in (a, b))
-    g = -a_log.to(dtype).exp() * F.softplus(a.to(dtype) + dt_bias.to(dtype))
-    g = g.masked_fill(blank, 0)
-    beta = b.to(dtype).sigmoid()
+    blank = ~real
+    q, k, v, b = (clear(x.to(dtype), blank) for x in (q, k, v, b))
+    g = clear(-a_log.to(dtype).exp() * F.softplus(a.to(dtype) + dt_bias.to(dtype)), blank)
+    beta = b.sigmoid()
 
     def grouped(x: Tensor) -> Tensor:
         return x.reshape(requests, width, key_heads, group).permute(0, 2, 3, 1)
@@ -99,8 +97,8 @@ def _window(x: _Gates, s0: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, 
 
     products = rows @ x.k.transpose(-1, -2)
     # Masked before exp: c_i − c_j is positive, and may overflow, where j is not above i.
-    gap = (c[..., :, None] - c[..., None, :]).to(dtype).masked_fill_(~seen[:, None, None], -torch.inf)
-    decay = gap.exp_()
+    hidden = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
+    decay = (c[..., :, None] - c[..., None, :]).to(dtype).add_(hidden[:, None, None]).exp_()
     # The solver takes the diagonal as 1 and never reads it or what is above.
     coupling = products[:, :, None, :width] * decay * x.beta[..., None]
     u = torch.linalg.solve_triangular(coupling, u, upper=False, unitriangular=True)
@@ -150,11 +148,8 @@ def tree(
     s0 = _grouped_state(gather_slots(state, slots, has_state), q.shape[2], dtype)
     o, u, c = _window(x, s0, seen, q.shape[-1] ** -0.5 if scale is None else scale)
     # A padding row still reads the state; its output is cleared here, its u and k are zero by construction or here.
-    blank = ~real[..., None, None]
-    out = _rows_first(o).masked_fill(blank, 0).to(v.dtype)
-    factors = TreeFactors(
-        _rows_first(u).masked_fill(blank, 0), x.k.transpose(1, 2).contiguous(), _rows_first(c).contiguous()
-    )
+    out = clear(_rows_first(o), ~real).to(v.dtype)
+    factors = TreeFactors(clear(_rows_first(u), ~real), x.k.transpose(1, 2).contiguous(), _rows_first(c).contiguous())
     return out, factors
 
 
@@ -172,7 +167,8 @@ def fold(
 
     def along(x: Tensor) -> Tensor:
         """[R, W, ...] -> [R, P, ...]."""
-        return x.flatten(0, 1)[flat].masked_fill_(~on_path.reshape(requests, steps, *[1] * (x.ndim - 2)), 0)
+        picked = x.flatten(0, 1).index_select(0, flat.flatten())
+        return clear(picked.unflatten(0, (requests, steps)), ~on_path)
 
     u = along(factors.u).reshape(requests, steps, key_heads, group, -1).permute(0, 2, 3, 1, 4)
     c = along(factors.c).reshape(requests, steps, key_heads, group).permute(0, 2, 3, 1)
@@ -203,7 +199,7 @@ def chain(
         x = _gates(q[:, part], k[:, part], v[:, part], a[:, part], b[:, part], a_log, dt_bias, real, dtype)
         seen = torch.ones(width, width, dtype=torch.bool, device=q.device).tril_().expand(requests, width, width)
         o, u, c = _window(x, s, seen, scale)
-        out[:, part] = _rows_first(o).masked_fill(~real[..., None, None], 0).to(v.dtype)
+        out[:, part] = clear(_rows_first(o), ~real)
         # A finished request has g = 0 and k = 0 from here on: its state passes through unchanged.
         s = _advance(s, u, x.k, c, real, (left - 1).clamp(min=0))
     write_active(state, slots, length > 0, s.reshape(requests, *state.shape[1:]))
