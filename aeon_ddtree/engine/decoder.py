@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,28 +19,37 @@ from aeon_ddtree.engine.options import KEY
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """prompt: text, token ids or a vLLM prompt mapping (pictures); params: keyword arguments of SamplingParams;
-    arrival: engine step before which it is added; abort_after: abort once that many tokens came out."""
+    """prompt: text, token ids or a vLLM prompt mapping (pictures); params: keyword arguments of SamplingParams
+    (structured_outputs as a mapping); arrival: engine step before which it is added; abort_after: abort once that many
+    tokens came out; stream: take vLLM's increments, as a streaming client does; may_fail: a refusal by the engine ends
+    this request alone, as a Completion with finish_reason "refused" (without it, a refusal ends the whole run)."""
 
     prompt: Any
     params: dict[str, Any] = field(default_factory=dict)
     arrival: int = 0
     abort_after: int | None = None
+    stream: bool = False
+    may_fail: bool = False
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One decoded sequence. logprobs: per token {token id: log-probability}, as vLLM reports them; steps: engine steps
-    that emitted tokens of it, the one that ended the prompt included."""
+    """One decoded sequence. logprobs: per token {token id: log-probability}, as vLLM reports them; pieces: how many
+    tokens each engine step that emitted any brought, the one that ended the prompt included."""
 
     token_ids: list[int]
     text: str
     finish_reason: str | None
-    steps: int
+    pieces: list[int]
     stop_reason: Any = None
     logprobs: list[dict[int, float]] | None = None
     prompt_logprobs: list[dict[int, float] | None] | None = None
     prompt_token_ids: list[int] | None = None
+
+    @property
+    def steps(self) -> int:
+        """Engine steps that emitted tokens."""
+        return len(self.pieces)
 
 
 class DecoderError(RuntimeError):
@@ -177,32 +185,39 @@ class _Engine:
         self._serial = 0
 
     def run(self, requests: list[DecodeRequest]) -> list[list[Completion]]:
+        try:
+            return self._run(requests)
+        except BaseException:
+            engine = self._llm.llm_engine
+            engine.abort_request(list(engine.output_processor.request_states), internal=True)
+            raise
+
+    def _run(self, requests: list[DecodeRequest]) -> list[list[Completion]]:
         engine = self._llm.llm_engine
         waiting = sorted(range(len(requests)), key=lambda index: requests[index].arrival)
         names: dict[str, int] = {}
-        latest: dict[int, Any] = {}
-        sequences: list[dict[int, Any]] = [{} for _ in requests]  # of n > 1, each output brings those that advanced
-        steps: Counter[tuple[int, int]] = Counter()
+        sequences: list[dict[int, _Sequence]] = [{} for _ in requests]  # of n > 1, a step brings those that advanced
         step = 0
         while waiting or engine.has_unfinished_requests():
             while waiting and (requests[waiting[0]].arrival <= step or not engine.has_unfinished_requests()):
                 index = waiting.pop(0)
-                names[self._add(requests[index])] = index
+                self._serial += 1
+                names[f"r{self._serial}"] = index
+                try:
+                    self._add(f"r{self._serial}", requests[index])
+                except (ValueError, TypeError) as error:  # what vLLM's front end answers with 400
+                    if not requests[index].may_fail:
+                        raise
+                    sequences[index][0] = _Sequence(refusal=str(error))
             for output in engine.step():
                 index = names[output.request_id]
-                latest[index] = output
-                for sequence in output.outputs:
-                    known = sequences[index].get(sequence.index)
-                    steps[index, sequence.index] += known is None or len(sequence.token_ids) > len(known.token_ids)
-                    sequences[index][sequence.index] = sequence
+                for part in output.outputs:
+                    sequences[index].setdefault(part.index, _Sequence()).take(part, output, requests[index].stream)
                 limit = requests[index].abort_after
-                if limit is not None and not output.finished and len(output.outputs[0].token_ids) >= limit:
+                if limit is not None and not output.finished and len(sequences[index][0].token_ids) >= limit:
                     engine.abort_request([output.request_id])
             step += 1
-        return [
-            [_completion(latest[i], sequences[i][n], steps[i, n]) for n in sorted(sequences[i])]
-            for i in range(len(requests))
-        ]
+        return [[found[n].completion() for n in sorted(found)] for found in sequences]
 
     def stats(self, reset: bool) -> Any:
         return self._llm.collective_rpc("ddtree_stats", kwargs={"reset": reset})[0]
@@ -213,29 +228,68 @@ class _Engine:
     def rpc(self, method: Any, args: tuple[Any, ...]) -> Any:
         return self._llm.collective_rpc(method, args=args)[0]
 
-    def _add(self, request: DecodeRequest) -> str:
+    def _add(self, name: str, request: DecodeRequest) -> None:
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
 
-        self._serial += 1
-        name = f"r{self._serial}"
+        params = dict(request.params)
+        if isinstance(params.get("structured_outputs"), dict):
+            params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
+        wanted = SamplingParams(**params)
+        if request.stream:
+            from vllm.sampling_params import RequestOutputKind
+
+            wanted.output_kind = RequestOutputKind.DELTA
         prompt = {"prompt_token_ids": request.prompt} if isinstance(request.prompt, list) else request.prompt
-        self._llm.llm_engine.add_request(name, prompt, SamplingParams(**request.params))
-        return name
+        self._llm.llm_engine.add_request(name, prompt, wanted)
 
 
-def _completion(output: Any, sequence: Any, steps: int) -> Completion:
-    def plain(entries: Any) -> Any:
-        if entries is None:
-            return None
-        return [None if e is None else {token: value.logprob for token, value in e.items()} for e in entries]
+@dataclass
+class _Sequence:
+    """A sequence while it grows."""
 
-    return Completion(
-        token_ids=list(sequence.token_ids),
-        text=sequence.text,
-        finish_reason=sequence.finish_reason,
-        steps=steps,
-        stop_reason=sequence.stop_reason,
-        logprobs=plain(sequence.logprobs),
-        prompt_logprobs=plain(output.prompt_logprobs),
-        prompt_token_ids=list(output.prompt_token_ids or ()),
-    )
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    pieces: list[int] = field(default_factory=list)
+    logprobs: list[Any] | None = None
+    prompt_logprobs: Any = None
+    prompt_token_ids: Any = None
+    last: Any = None
+    refusal: str | None = None
+
+    def take(self, part: Any, output: Any, is_increment: bool) -> None:
+        """vLLM's output of one step: everything so far, or only what is new."""
+        before = len(self.token_ids)
+        if is_increment:
+            self.token_ids += part.token_ids
+            self.text += part.text
+            if part.logprobs is not None:
+                self.logprobs = [*(self.logprobs or ()), *part.logprobs]
+        else:
+            self.token_ids, self.text, self.logprobs = list(part.token_ids), part.text, part.logprobs
+        if len(self.token_ids) > before:
+            self.pieces.append(len(self.token_ids) - before)
+        self.prompt_logprobs = self.prompt_logprobs if output.prompt_logprobs is None else output.prompt_logprobs
+        self.prompt_token_ids = output.prompt_token_ids
+        self.last = part
+
+    def completion(self) -> Completion:
+        if self.refusal is not None:
+            return Completion([], "", "refused", [], stop_reason=self.refusal)
+        return Completion(
+            token_ids=self.token_ids,
+            text=self.text,
+            finish_reason=self.last.finish_reason,
+            pieces=self.pieces,
+            stop_reason=self.last.stop_reason,
+            logprobs=_plain(self.logprobs),
+            prompt_logprobs=_plain(self.prompt_logprobs),
+            prompt_token_ids=list(self.prompt_token_ids or ()),
+        )
+
+
+def _plain(entries: Any) -> Any:
+    """vLLM's log-probabilities as plain numbers."""
+    if entries is None:
+        return None
+    return [None if e is None else {token: value.logprob for token, value in e.items()} for e in entries]
