@@ -13,9 +13,14 @@ def write_active(target: Tensor, slots: Tensor, active: Tensor, values: Tensor) 
     """target[slots[r]] = values[r] where active[r]; nothing else changes. No host synchronisation.
 
     target [S, ...], slots int64 [R], active bool [R] (implies slots >= 0), values [R, ...].
-    An inactive item repeats the write of the first active one (same bytes to the same place). When none is active,
-    item 0 writes back what its place already holds.
+    On a device, an inactive item repeats the write of the first active one (same bytes to the same place). When none
+    is active, item 0 writes back what its place already holds.
     """
+    if checks.reads_are_free(active):
+        if not active.all():
+            slots, values = slots[active], values[active]
+        target.index_copy_(0, slots, values.to(target.dtype))
+        return
     first = active.int().argmax()
     pick = torch.where(active, torch.arange(active.shape[0], device=active.device), first)
     place = slots.clamp(min=0)[pick]

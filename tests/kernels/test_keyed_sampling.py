@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aeon_ddtree.kernels.keyed_sampling import keyed_gumbel, keyed_sample, keyed_uniform, reference
+from aeon_ddtree.kernels.keyed_sampling.memo import NoiseMemo
 from aeon_ddtree.kernels.keyed_sampling.philox import gumbel_of, philox4x32, uniform_at
 
 # kat_vectors of Random123 1.14.0, philox4x32-10: counter, key, result.
@@ -85,6 +86,20 @@ def test_gumbel_is_finite_and_distributed_right():
     noise = gumbel_of(extremes)
     assert noise.isfinite().all() and noise[0] > 22 and noise[2] < -2.8
     assert noise.tolist() == pytest.approx(truth, rel=1e-5)
+
+
+def test_remembered_noise_is_the_same_noise():
+    """Hits, misses, repeats, rows pushed out by others of the same call, and more rows than there is room for."""
+    memo = NoiseMemo(9, rows=5)
+    gen = torch.Generator().manual_seed(0)
+    for size in (1, 3, 5, 4, 12, 2, 5, 40, 3) * 3:
+        seed, index = (torch.randint(-2, 2, (size,), generator=gen) for _ in "ab")
+        got = memo.gumbel(seed, index)
+        assert torch.equal(got, gumbel_of(keyed_uniform(seed, index, 9)))
+        got.fill_(7)  # the caller's own copy
+    one = torch.tensor([1])
+    for vocab in (9, 13, 9):
+        assert torch.equal(keyed_gumbel(one, one, vocab), gumbel_of(keyed_uniform(one, one, vocab)))
 
 
 def test_neighbouring_keys_are_independent():

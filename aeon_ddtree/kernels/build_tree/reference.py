@@ -90,59 +90,67 @@ def best_first(
     names = torch.nn.functional.pad(plan.token, (0, 1, 0, 2)).flatten(1)
     stride = ranks + 1
 
-    # The forced nodes are rows 1 …: row i is rank 0 of depth i under row i − 1.
-    row = torch.arange(width, device=device)
-    placed = row <= forced[:, None]
-    level = row.clamp(max=horizon).expand(requests, width)
-    depth = torch.where(placed, level, 0)
+    # The forced nodes are rows 1 …: row i is rank 0 of depth i under row i − 1. A cell is parent's depth · stride +
+    # rank. `cell` is each row's own candidate, `pos` the child that it offers next (rank 0, then one rank on), `offer`
+    # what that would score, `key` its place in a tie. One spare column takes the writes of requests that are complete.
+    row = torch.arange(width + 1, device=device)
+    placed = (row <= forced[:, None]) & (row < width)
+    cell = torch.where(placed, (row - 1).clamp(min=0) * stride, 0)
     parent = torch.where(placed, row - 1, -1)
-    chosen = torch.where(placed, (level - 1).clamp(min=0) * stride, 0)
-    on_spine = placed.clone()
-    gains = torch.nn.functional.pad(plan.logp[:, :, 0], (1, 0))[:, :width].masked_fill(~placed[:, : horizon + 1], 0)
-    score = torch.nn.functional.pad(gains.cumsum(1), (0, max(0, width - gains.shape[1])))
-    # Candidate of each row: its next child, first rank 0, after each selection one rank on.
-    next_rank = (row < forced[:, None]).long()
-    offer = torch.where(placed, score + table.gather(1, depth * stride + next_rank), -torch.inf)
-    count = forced.clone()
-    request = torch.arange(requests, device=device)
-    far = stride * width
+    steps = min(horizon, budget)
+    score = torch.nn.functional.pad(plan.logp[:, :steps, 0], (1, width - steps))
+    score = score.masked_fill_(~placed, 0).cumsum(1)
+    followed = row < forced[:, None]
+    pos = torch.where(placed, row * stride + followed, 0)
+    key = torch.where(followed, width + row, row)
+    reach = table.shape[1] - 1
+    offer = torch.where(placed, score + table.gather(1, pos.clamp(max=reach)), -torch.inf)
+    count, limit = forced[:, None].clone(), limit[:, None]
 
     # Forced nodes need no search; only on the CPU is it known for free how many all requests have.
     free = checks.reads_are_free(token)
-    least = int(forced.min()) if free and requests else 0
-    for _ in range(least, budget):
-        best = offer.amax(1)
-        tied = offer == best[:, None]
-        mother = torch.where(tied, next_rank * width + row, far).amin(1) % width
+    for _ in range(int(forced.min()) if free and requests else 0, budget):
+        best = offer[:, :width].amax(1, keepdim=True)
+        pick = key[:, :width].masked_fill(offer[:, :width] < best, stride * width).amin(1, keepdim=True)
+        mother = pick % width
         grows = (best > -torch.inf) & (count < limit)
         if free and not grows.any():
             break
-        count = count + grows
-        # A request that does not grow writes its last row again, with what is there.
-        place = count
-        rank = next_rank[request, mother]
-        mother_depth = depth[request, mother]
-        cell = mother_depth * stride + rank
+        count += grows
+        place, source = torch.where(grows, count, width), torch.where(grows, mother, width)
+        taken, above = pos.gather(1, mother), score.gather(1, mother)
+        below = (taken // stride + 1) * stride
+        parent.scatter_(1, place, mother)
+        cell.scatter_(1, place, taken)
+        score.scatter_(1, place, best)
+        key.scatter_(1, place, count)
+        pos.scatter_(1, place, below)
+        offer.scatter_(1, place, best + table.gather(1, below))
+        key.scatter_(1, source, pick + width)
+        pos.scatter_(1, source, taken + 1)
+        offer.scatter_(1, source, above + table.gather(1, taken + 1))
 
-        def put(target: Tensor, value: Tensor, place: Tensor = place, grows: Tensor = grows) -> None:
-            target[request, place] = torch.where(grows, value, target[request, place])
-
-        put(depth, mother_depth + 1)
-        put(parent, mother)
-        put(chosen, cell)
-        put(score, best)
-        put(on_spine, on_spine[request, mother] & (rank == 0))
-        put(offer, best + table.gather(1, ((mother_depth + 1) * stride)[:, None])[:, 0])
-        following = score[request, mother] + table.gather(1, cell[:, None] + 1)[:, 0]
-        offer[request, mother] = torch.where(grows, following, offer[request, mother])
-        next_rank[request, mother] = torch.where(grows, rank + 1, rank)
-
-    # selection order -> row order: the rank-0 path, then branches, then padding.
-    used = row <= count[:, None]
-    order = torch.where(used, (~on_spine).long(), 2).argsort(dim=1, stable=True)
+    cell, parent, row = cell[:, :width], parent[:, :width], row[:width]
+    node = (row > 0) & (row <= count)
+    order = _row_order(parent, node, cell % stride == 0)
     place_of = torch.empty_like(order).scatter_(1, order, row.expand(requests, width))
     parent = place_of.gather(1, parent.clamp(min=0)).gather(1, order)
-    return _finish(names.gather(1, chosen).gather(1, order), parent, depth.gather(1, order), count, root)
+    depth = (cell // stride + 1).gather(1, order)
+    return _finish(names.gather(1, cell).gather(1, order), parent, depth, count[:, 0], root)
+
+
+def _row_order(parent: Tensor, node: Tensor, first: Tensor) -> Tensor:
+    """Selection order -> row order: the root, the rank-0 path, then branches, then padding. All [R, W].
+
+    A row is on the rank-0 path iff it and all its ancestors are first choices, found by pointer doubling.
+    """
+    spine = first & node
+    spine[:, 0] = True
+    hop = parent.clamp(min=0)
+    for _ in range((parent.shape[1] - 1).bit_length()):
+        spine = spine & spine.gather(1, hop)
+        hop = hop.gather(1, hop)
+    return torch.where(spine, 0, 2 - node.long()).argsort(dim=1, stable=True)
 
 
 def root_leaves(

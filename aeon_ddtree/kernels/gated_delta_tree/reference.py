@@ -109,14 +109,14 @@ def _window(x: _Gates, s0: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, 
 def _advance(s0: Tensor, u: Tensor, k: Tensor, c: Tensor, real: Tensor, last: Tensor) -> Tensor:
     """State after a path: u [R, Hk, G, P, Dv], k [R, Hk, P, Dk], c [R, Hk, G, P], real bool [R, P], last int [R].
 
-    The rows of a path are all above its end, so weight j is exp(c_last − c_j) <= 1.
+    The rows of a path are all above its end, so weight j is exp(c_last − c_j) <= 1. Overwrites s0.
     """
     requests, key_heads, group, steps, value_dim = u.shape
     dtype = u.dtype
     end = c.gather(-1, last[:, None, None, None].expand(-1, key_heads, group, 1))
     weight = (end - c).to(dtype).masked_fill_(~real[:, None, None], -torch.inf).exp_()
     added = (u * weight[..., None]).transpose(-1, -2).reshape(requests, key_heads, group * value_dim, steps) @ k
-    return end.to(dtype).exp_()[..., None] * s0 + added.reshape(s0.shape)
+    return s0.mul_(end.to(dtype).exp_()[..., None]).add_(added.view(s0.shape))
 
 
 def _working_dtype(*tensors: Tensor) -> torch.dtype:

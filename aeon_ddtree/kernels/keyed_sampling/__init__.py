@@ -41,7 +41,9 @@ def keyed_uniform(seed: Tensor, index: Tensor, vocab: int, *, device: torch.devi
 
 def keyed_gumbel(seed: Tensor, index: Tensor, vocab: int, *, device: torch.device | str | None = None) -> Tensor:
     """Standard Gumbel noise G(seed, index, x) for x = 0 … vocab − 1: seed, index int [N] -> fp32 [N, vocab]."""
-    return philox.gumbel_of(keyed_uniform(seed, index, vocab, device=device))
+    _check_key(seed, index, vocab)
+    device = seed.device if device is None else torch.device(device)
+    return reference.noise(seed.to(device), index.to(device), vocab)
 
 
 def keyed_sample(

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from aeon_ddtree.kernels import checks
+from aeon_ddtree.kernels.keyed_sampling.memo import gumbel_rows
 from aeon_ddtree.kernels.keyed_sampling.philox import gumbel_of, uniform, uniform_at
 
 GREEDY_BELOW = 1e-5
-# Rows among which equal keys are looked for.
-_UNIQUE_ROWS = 4096
 # Candidates tried before sorting a whole vocabulary on the CPU.
 _SHORT_LIST = 128
 
@@ -75,7 +74,7 @@ def _draw(
         if top_p is not None and not (top_p < 1).any():
             top_p = None
     if top_k is None and top_p is None:
-        return _best(scaled.add_(_noise(seed, index, vocab)), None, with_gap)
+        return _best(scaled.add_(noise(seed, index, vocab)), None, with_gap)
     length = _short_list_length(top_k, vocab) if on_cpu else vocab
     if length < vocab:
         value, ids, complete = _short_list(scaled, length, top_k, top_p)
@@ -97,7 +96,7 @@ def _draw_sorted(
     vocab = scaled.shape[1]
     value, ids = scaled.sort(dim=-1, descending=True, stable=True)
     value = _filter(value, None, top_k, top_p)
-    return _best(value + _noise(seed, index, vocab).gather(1, ids), ids, with_gap)
+    return _best(value + noise(seed, index, vocab).gather(1, ids), ids, with_gap)
 
 
 def _filter(value: Tensor, mass: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
@@ -155,10 +154,8 @@ def _short_list(
     return kept, ids.gather(1, order), complete
 
 
-def _noise(seed: Tensor, index: Tensor, vocab: int) -> Tensor:
-    """G [N, vocab]; rows that share seed and index (siblings of a tree) share the work on the CPU."""
-    if checks.reads_are_free(seed) and 1 < seed.shape[0] <= _UNIQUE_ROWS:
-        keys, where = torch.stack([seed.long(), index.long()], dim=1).unique(dim=0, return_inverse=True)
-        if keys.shape[0] < seed.shape[0]:
-            return gumbel_of(uniform(keys[:, 0], keys[:, 1], vocab))[where]
+def noise(seed: Tensor, index: Tensor, vocab: int) -> Tensor:
+    """G fp32 [N, vocab], remembered on the CPU."""
+    if checks.reads_are_free(seed):
+        return gumbel_rows(seed, index, vocab)
     return gumbel_of(uniform(seed, index, vocab))
