@@ -3,8 +3,11 @@
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from . import preflight
@@ -15,6 +18,7 @@ from .settings import SERVER
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"  # not `vllm serve`: that asks for a distribution called vllm
 PLUGIN = "aeon_ddtree"
+METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 ENGINE_MODES = {"baseline": "plain", "dflash": "chain", "ddtree": "tree", "unsafe-full-branch": "tree"}
 SHORT_FLAGS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size"}
 CUDA_ONLY = {"gpu_memory_utilization"}
@@ -120,6 +124,9 @@ def build_env(resolved: Resolved, environ: Mapping[str, str]) -> dict[str, Value
     plugins = environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in (names := [name for name in plugins.split(",") if name]):
         env["VLLM_PLUGINS"] = Value(",".join([*names, PLUGIN]), "environment VLLM_PLUGINS, with this plugin added")
+    if METRICS_DIR not in environ and METRICS_DIR not in env:
+        folder = Path(tempfile.gettempdir(), f"aeon-ddtree-metrics-{os.getuid()}-{resolved.settings['port'].value}")
+        env[METRICS_DIR] = Value(str(folder), "default: the worker's metrics reach the server's /metrics through it")
     return env
 
 
@@ -154,6 +161,9 @@ def _raise(failures: Iterator[Failure]) -> None:
 
 def start(argv: list[str], env: Mapping[str, Value]) -> None:
     """Becomes the server: signals reach it. Does not return."""
+    if METRICS_DIR in env:  # prometheus_client wants it to exist, and empty: it would add up an earlier server's counters
+        shutil.rmtree(env[METRICS_DIR].value, ignore_errors=True)
+        os.makedirs(env[METRICS_DIR].value, mode=0o700)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(argv[0], argv, {**os.environ, **{name: str(value.value) for name, value in env.items()}})

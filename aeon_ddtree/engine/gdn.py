@@ -136,8 +136,9 @@ class TreeGatedDeltaNet(GatedDeltaNetAttention):
             has_state=group.has_state, activation=self.activation,
         )  # fmt: skip
         out, factors = gated_delta_tree(
-            *self._heads(y), a, b, self.A_log, self.dt_bias, state, slots, group.parent, has_state=group.has_state
-        )
+            *self._heads(y), a, b, self.A_log, self.dt_bias, state, slots, group.parent,
+            has_state=group.has_state, ancestors=group.visible,
+        )  # fmt: skip
         assert metadata.step is not None
         metadata.step.records[self.prefix] = Verified(slots, factors, x)
         return out

@@ -26,7 +26,8 @@ class DDTreeProposer(DFlashProposer):
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None) -> None:
         super().__init__(vllm_config, device, runner)
         self.horizon = horizon_of(vllm_config)
-        mask = self.parallel_drafting_token_id
+        mask = self.draft_model_config.hf_config.dflash_config["mask_token_id"]
+        self.parallel_drafting_token_id = mask
         vocabulary = vllm_config.model_config.get_vocab_size()
         if not 0 <= mask < vocabulary:
             raise ValueError(f"drafter config.json: dflash_config.mask_token_id {mask} is outside 0 .. {vocabulary - 1}")

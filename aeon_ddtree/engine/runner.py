@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -24,6 +25,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from aeon_ddtree.commit.plan import CommitPlan
 from aeon_ddtree.commit.policies import plan_for
 from aeon_ddtree.engine.commit import commit_step
+from aeon_ddtree.engine.metrics import export
 from aeon_ddtree.engine.options import DDTreeOptions
 from aeon_ddtree.engine.sampling import path_logprobs, sampling_state
 from aeon_ddtree.engine.settings import horizon_of, options_of
@@ -63,6 +65,8 @@ class DDTreeRunner:
         self.trees = TreeStore(self.max_num_reqs, 1 + self.num_spec_tokens, self.device)
         self.stats = Stats(self.horizon, self.device)
         self.trace = Trace.from_environment()
+        if get_tensor_model_parallel_rank() == 0:
+            export(self.stats, self.model_config.served_model_name or self.model_config.model)
         self._step: Step | None = None
         self._verdict: Verdict | None = None
         # Stock hybrids wait here for accepted counts every step, to pick one of many states; we keep one.

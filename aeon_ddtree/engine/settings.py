@@ -74,6 +74,9 @@ def check(config: VllmConfig) -> None:
                 f"--speculative-config num_speculative_tokens={speculative.num_speculative_tokens}: "
                 f"mode={options.mode} verifies {expected} drafted rows; set it to {expected}"
             )
+        # vLLM's word for drafters that put their block into the runner's token buffers; it then reserves (B - 1) rows
+        # per request, in every process. Ours has buffers of its own.
+        speculative.parallel_drafting = False
     if config.cache_config.mamba_cache_mode not in ("none", None):
         raise OptionsError(
             f"--mamba-cache-mode {config.cache_config.mamba_cache_mode}: one state slot per request has no snapshots; "
