@@ -161,7 +161,7 @@ def _raise(failures: Iterator[Failure]) -> None:
 
 def start(argv: list[str], env: Mapping[str, Value]) -> None:
     """Becomes the server: signals reach it. Does not return."""
-    if METRICS_DIR in env:  # prometheus_client wants it to exist, and empty: it would add up an earlier server's counters
+    if METRICS_DIR in env:  # must exist and be empty: prometheus_client would add up an earlier server's counters
         shutil.rmtree(env[METRICS_DIR].value, ignore_errors=True)
         os.makedirs(env[METRICS_DIR].value, mode=0o700)
     sys.stdout.flush()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over paged KV for every layer of this engine: tree windows, prompt chunks, plain decoding, drafter blocks.
 
-On the CPU it replaces vLLM's own backend entirely: that one's K layout depends on the instruction set, and its non-causal
-windows attend beyond the sequence. The cache here is [blocks, 2, block, kv heads, head size] everywhere.
+On the CPU it replaces vLLM's own backend entirely: that one's K layout depends on the instruction set, and its
+non-causal windows attend beyond the sequence. The cache here is [blocks, 2, block, kv heads, head size] everywhere.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class TreeAttentionImpl(AttentionImpl):
         self.sliding_window = sliding_window
         self.kv_cache_dtype = kv_cache_dtype
 
-    def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
         """Write K/V [T, kv heads, head size] into their slots; the drafter calls this for its context."""
         k_cache, v_cache = split(kv_cache)
         write_kv(key, value, k_cache, v_cache, slot_mapping[: key.shape[0]])

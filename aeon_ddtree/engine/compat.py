@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be replaced in vLLM 0.20.2rc1 … 0.21.0 because there is no extension point. Each shim says what goes wrong
-without it and when it can go. `install()` is called only in processes that serve DDTree, and is idempotent."""
+"""What has to be replaced in vLLM 0.20.2rc1 … 0.21.0 because there is no extension point. Each shim says what goes
+wrong without it and when it can go. `install()` is called only in processes that serve DDTree, and is idempotent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _replace(owner: Any, name: str, parameters: tuple[str, ...], make: Callable[
     current = inspect.getattr_static(owner, name, None)
     if current is None:
         raise SeamError(f"{owner.__name__}.{name} is gone: this plugin knows vLLM 0.20.2rc1.dev166 and 0.21.0")
-    original = current.__func__ if isinstance(current, (classmethod, staticmethod)) else current
+    original: Any = current.__func__ if isinstance(current, (classmethod, staticmethod)) else current
     original = original.fget if isinstance(original, property) else original
     if getattr(original, "_ddtree", False):
         return
@@ -48,13 +48,16 @@ def _allow_every_sampling_parameter() -> None:
     Remove when: vLLM asks the worker which parameters its sampler supports."""
     from vllm.sampling_params import SamplingParams
 
-    _replace(SamplingParams, "_validate_spec_decode", ("self", "speculative_config"), lambda _: lambda self, speculative_config: None)
+    def accept(self: SamplingParams, speculative_config: Any) -> None:
+        return None
+
+    _replace(SamplingParams, "_validate_spec_decode", ("self", "speculative_config"), lambda original: accept)
 
 
 def _no_slots_for_the_drafter() -> None:
     """Symptom: max_num_scheduled_tokens shrinks by (B - 1) x max_num_seqs, below zero at the default max_num_seqs.
-    Cause: the stock drafter writes its block into the runner's token buffers; ours has buffers of its own. The engine core
-    checks again without this shim, so `settings.check` also says so in the configuration.
+    Cause: the stock drafter writes its block into the runner's token buffers; ours has buffers of its own. The engine
+    core checks again without this shim, so `settings.check` also says so in the configuration.
     Remove when: the drafter reports the slots it needs."""
     from vllm.config import SpeculativeConfig
 
@@ -73,7 +76,8 @@ def _one_state_slot_per_request() -> None:
     from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 
     parameters = (
-        "cls", "tp_world_size", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel_size", "num_spec",
+        "cls", "tp_world_size", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel_size",
+        "num_spec",
     )  # fmt: skip
 
     def make(original: Any) -> Any:

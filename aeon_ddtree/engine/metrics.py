@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification counters on the server's `/metrics`, in vLLM's naming style.
 
-The worker is another process than the HTTP server, so this needs prometheus_client's multiprocess mode: start the server
-with `PROMETHEUS_MULTIPROC_DIR` set to an empty folder (the dispatcher does). Without it nothing is exported.
+The worker is another process than the HTTP server, so this needs prometheus_client's multiprocess mode: start the
+server with `PROMETHEUS_MULTIPROC_DIR` set to an empty folder (the dispatcher does). Without it nothing is exported.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DDTreeOptions`: what travels in `--additional-config '{"ddtree": {...}}'`, checked once. Imports neither torch nor vLLM."""
+"""`DDTreeOptions`: what travels in `--additional-config '{"ddtree": {...}}'`, checked once. Imports no torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DDTreeOptions:
             if value not in allowed:
                 raise OptionsError(_flag(f"{name}={value!r}: expected one of {', '.join(allowed)}"))
         if self.mode == "tree":
-            # The horizon is the drafter's; one that admits every budget and spine checks all that does not depend on it.
+            # The horizon is the drafter's; one that admits every budget and spine checks all that does not need it.
             self._policy(horizon=max(15, self.budget if isinstance(self.budget, int) else 15))
 
     @classmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DFlash proposer: one drafter forward over [bonus, mask x k] gives k position distributions, whatever the budget."""
+"""The DFlash proposer: one forward over [bonus, mask x k] gives k position distributions, whatever the budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DDTreeProposer(DFlashProposer):
         self.parallel_drafting_token_id = mask
         vocabulary = vllm_config.model_config.get_vocab_size()
         if not 0 <= mask < vocabulary:
-            raise ValueError(f"drafter config.json: dflash_config.mask_token_id {mask} is outside 0 .. {vocabulary - 1}")
+            raise ValueError(f"drafter config.json: mask_token_id {mask} is outside 0 .. {vocabulary - 1}")
 
     def aux_layers(self) -> tuple[int, ...]:
         """vLLM collects id v *after layer v - 1*; `target_layer_ids` names layers whose output is wanted: add one."""
@@ -66,7 +66,7 @@ class DDTreeProposer(DFlashProposer):
         last = self.max_model_len - 1
         metadata = BlockAttentionMetadata(block_table, context, size)
         with set_forward_context(
-            {name: metadata for name in self._draft_attn_layer_names},
+            dict.fromkeys(self._draft_attn_layer_names, metadata),
             self.vllm_config,
             num_tokens=requests * size,
             slot_mapping={},
@@ -82,14 +82,15 @@ class DDTreeProposer(DFlashProposer):
         width = len(self.aux_layers()) * self.vllm_config.model_config.get_hidden_size()
         hidden = torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device)
         states = self.model.combine_hidden_states(hidden)
-        self.model.precompute_and_store_context_kv(states, torch.zeros(num_tokens, dtype=torch.int64, device=self.device))
+        zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
+        self.model.precompute_and_store_context_kv(states, zeros)
         queries = min(self.max_batch_size, num_tokens) * (self.horizon + 1)
         ids = torch.zeros(queries, dtype=torch.int32, device=self.device)
         with set_forward_context(None, self.vllm_config, num_tokens=queries, slot_mapping={}):
             self.model.compute_logits(self.model(ids, ids.to(torch.int64), None))
 
     def propose(self, *args: Any, **kwargs: Any) -> Tensor:
-        raise NotImplementedError("the runner drafts through store_context and draft_logits; vLLM must not call propose")
+        raise NotImplementedError("the runner drafts through store_context and draft_logits; not propose")
 
     def _a_cache(self) -> Tensor:
         name = min(self._draft_attn_layer_names)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `vllm.general_plugins` entry point. vLLM calls `register()` in every process: front end, engine core, workers.
 
-It must import fast and must not change vLLM for anybody who does not ask for DDTree: it only listens for an engine whose
-`--worker-cls` is ours and, when one is configured, checks the configuration and installs `compat`.
+It must import fast and must not change vLLM for anybody who does not ask for DDTree: it only listens for an engine
+whose `--worker-cls` is ours and, when one is configured, checks the configuration and installs `compat`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """The model runner: vLLM's own with trees in verification, per-row sampling, commit and drafting.
 
 One mixin serves the GPU and the CPU runner. A step passes through it in this order:
-`_update_states` (slots) -> `_prepare_inputs` (tokens and positions of the window) -> `_build_attention_metadata` (layers
-learn the step) -> forward -> `_sample` (every row, walk, plan) -> `_update_states_after_model_execute` (commit) ->
+`_update_states` (slots) -> `_prepare_inputs` (tokens and positions of the window) ->
+`_build_attention_metadata` (layers learn the step) -> forward -> `_sample` (every row, walk, plan) -> `_update_states_after_model_execute` (commit) ->
 `propose_draft_token_ids` (drafter context, next trees).
 """
 
@@ -210,7 +210,7 @@ class DDTreeRunner:
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> Tensor:
-        """Store the committed rows in the drafter's context, draft, build and store the next trees: [R, B] token ids."""
+        """Store the committed rows as drafter context, draft, build and store the next trees: [R, B] token ids."""
         step, verdict = self._step, self._verdict
         assert step is not None and verdict is not None and self.policy is not None and aux_hidden_states is not None
         bonus, count = self.drafter.prepare_next_token_ids_padded(

@@ -12,7 +12,7 @@ from aeon_ddtree.tree.draft_tree import DraftTree
 
 
 class RequestSlots:
-    """req_id -> slot, 0 .. size - 1. vLLM has no persistent request index: its batch rows are condensed and reordered."""
+    """req_id -> slot, 0 .. size - 1. vLLM has no such index: its batch rows are condensed and reordered."""
 
     def __init__(self, size: int) -> None:
         self._free = list(range(size - 1, -1, -1))
@@ -38,7 +38,7 @@ class RequestSlots:
 
 
 class TreeStore:
-    """Persistent arrays, one window of W rows per slot. A tree is used once: reading it leaves the slot's window empty."""
+    """Persistent arrays, one window of W rows per slot. A tree is used once: reading leaves the window empty."""
 
     def __init__(self, size: int, width: int, device: torch.device) -> None:
         self.slots = RequestSlots(size)
