@@ -2,9 +2,14 @@
 """The model runner: vLLM's own with trees in verification, per-row sampling, commit and drafting.
 
 One mixin serves the GPU and the CPU runner. A step passes through it in this order:
-`_update_states` (slots) -> `_prepare_inputs` (tokens and positions of the window) ->
-`_build_attention_metadata` (layers learn the step) -> forward -> `_sample` (every row, walk, plan) -> `_update_states_after_model_execute` (commit) ->
-`propose_draft_token_ids` (drafter context, next trees).
+
+    _update_states                        request slots
+    _prepare_inputs                       tokens and positions of the window
+    _build_attention_metadata             the layers learn the step
+    (forward)
+    _sample                               every row is sampled, walk, plan
+    _update_states_after_model_execute    commit
+    propose_draft_token_ids               drafter context, next trees
 """
 
 from __future__ import annotations
