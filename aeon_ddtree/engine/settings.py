@@ -32,6 +32,17 @@ def prepare(args: EngineArgs) -> None:
             "start with --no-enable-prefix-caching"
         )
     args.enable_prefix_caching = False
+    if str(args.worker_cls).endswith("GPUWorker"):
+        backend = args.attention_backend
+        if backend is not None and getattr(backend, "name", str(backend)).upper() != "FLASH_ATTN":
+            raise OptionsError(
+                f"--attention-backend {getattr(backend, 'name', backend)}: DDTree's attention takes the place of "
+                "FLASH_ATTN; use --attention-backend FLASH_ATTN, or leave it out"
+            )
+        args.attention_backend = "FLASH_ATTN"
+        if str(args.dtype) in ("float32", "float", "torch.float32") and args.mm_encoder_attn_backend is None:
+            # The vision tower would take FLASH_ATTN too, whose real kernels know no fp32.
+            args.mm_encoder_attn_backend = "TORCH_SDPA"
 
 
 def options_of(config: VllmConfig) -> DDTreeOptions:
