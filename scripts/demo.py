@@ -99,16 +99,10 @@ class Server:
             answers = [client.post(f"{self.url}/detokenize", json={"tokens": [token]}) for token in tokens]
         return [answer.raise_for_status().json()["prompt"] for answer in answers]
 
-    def stop(self) -> None:
-        """Ends the whole process group: first politely, then not."""
-        for force, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 10)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, force)
-            deadline = time.monotonic() + patience
-            while self.leftovers() and time.monotonic() < deadline:
-                self.process.poll()
-                time.sleep(0.1)
-        self.process.wait(timeout=10)
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def leftovers(self) -> list[int]:
         """Processes of the server's session that still run."""
@@ -118,6 +112,18 @@ class Server:
                 if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process.pid)
         return found
+
+
+def stop(servers: list[Server]) -> None:
+    """Ends all servers and whatever they started: first politely, then not."""
+    for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+        deadline = time.monotonic() + patience
+        for server in servers:
+            server.signal(number)
+        while any(server.process.poll() is None or server.leftovers() for server in servers):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
 
 
 def wait_until_ready(servers: list[Server]) -> None:
@@ -145,10 +151,10 @@ def wait_until_ready(servers: list[Server]) -> None:
         time.sleep(0.5)
 
 
-def prompts() -> dict[str, str]:
-    """The first held-out prompt of each category."""
+def first_prompts(file: Path) -> dict[str, str]:
+    """The first prompt of each category of a file of held-out prompts."""
     first: dict[str, str] = {}
-    for line in PROMPTS.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         first.setdefault(row["category"], row["prompt"])
     return first
@@ -217,12 +223,12 @@ def metrics(server: Server) -> tuple[dict[str, float], dict[int, float], dict[st
     return sums, depths, reasons
 
 
-def compare(plain: Server, tree: Server, max_tokens: int) -> bool:
+def compare(plain: Server, tree: Server, prompts: dict[str, str], max_tokens: int) -> bool:
     """Streams every completion from both, prints a line for each; whether all are identical."""
     same = True
     for name, sampling in SAMPLING.items():
         print(f"\n{name}, {max_tokens} tokens at most")
-        for category, prompt in prompts().items():
+        for category, prompt in prompts.items():
             results = [server.complete(prompt, max_tokens, sampling) for server in (plain, tree)]
             identical = results[0] == results[1] and len(results[0][0]) > 0
             same &= identical
@@ -254,17 +260,18 @@ def report(tree: Server) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="proving-ground")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--max-tokens", type=int, default=64)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    began = time.monotonic()
+    began, prompts = time.monotonic(), first_prompts(arguments.prompts)
     servers: list[Server] = []
     with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as folder:
         try:
             print("Starting a plain and a ddtree server on the embedded pair:", flush=True)
             servers += [Server(mode, arguments.recipe, Path(folder)) for mode in MODES]
             wait_until_ready(servers)
-            same = compare(servers[0], servers[1], arguments.max_tokens)
+            same = compare(servers[0], servers[1], prompts, arguments.max_tokens)
             branches = report(servers[1])
         except (RuntimeError, httpx.HTTPError) as error:
             print(f"demo: {error}", file=sys.stderr)
@@ -274,8 +281,7 @@ def main() -> int:
             return 130
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            for server in servers:
-                server.stop()
+            stop(servers)
     left = [pid for server in servers for pid in server.leftovers()]
     print(f"\nprocesses left: {len(left)}; {time.monotonic() - began:.0f} s in all")
     verdict = same and branches > 0 and not left
