@@ -2,7 +2,7 @@
 """Takes the place of vLLM's server module in tests of the demo: same URLs, tokens from a formula.
 
 STAND_IN: words out of `differ` (the tree server gives another last token), `chain` (no branch was accepted), `die` (the
-tree server ends at its first request), `slow` (completions never come), `stubborn` (SIGTERM is ignored, by a child too).
+tree server ends at its first request), `slow` (completions never come), `stubborn` (SIGTERM is ignored).
 """
 
 import argparse
