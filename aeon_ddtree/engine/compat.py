@@ -18,6 +18,7 @@ def install() -> None:
     _allow_every_sampling_parameter()
     _no_slots_for_the_drafter()
     _one_state_slot_per_request()
+    _nothing_after_a_stop_string()
 
 
 def _replace(owner: Any, name: str, parameters: tuple[str, ...], make: Callable[[Any], Any]) -> None:
@@ -87,3 +88,37 @@ def _one_state_slot_per_request() -> None:
         return shape
 
     _replace(MambaStateShapeCalculator, "gated_delta_net_state_shape", parameters, make)
+
+
+def _nothing_after_a_stop_string() -> None:
+    """Symptom: the text ends at a stop string, but token ids and log-probabilities go on to the end of that step.
+    Cause: the front end looks for stop strings once per step, however many tokens it brought.
+    Remove when: the front end cuts a step's tokens where its text ends."""
+    from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
+    from vllm.v1.engine.logprobs import LogprobsProcessor
+
+    def one_by_one(original: Any) -> Any:
+        def update(self: Any, new_token_ids: list[int], stop_terminated: bool) -> str | None:
+            last = len(new_token_ids)
+            if last < 2 or not self.stop:
+                return original(self, new_token_ids, stop_terminated)
+            for count in range(1, last + 1):
+                found = original(self, new_token_ids[count - 1 : count], stop_terminated and count == last)
+                if found is not None:
+                    del new_token_ids[count:]  # the caller's own list: it becomes the output
+                    return found
+            return None
+
+        return update
+
+    def as_many_as_tokens(original: Any) -> Any:
+        def update_from_output(self: Any, output: Any) -> None:
+            logprobs = output.new_logprobs
+            if logprobs is not None and len(logprobs.logprobs) > len(output.new_token_ids):
+                output.new_logprobs = logprobs.slice_request(0, len(output.new_token_ids))
+            original(self, output)
+
+        return update_from_output
+
+    _replace(BaseIncrementalDetokenizer, "update", ("self", "new_token_ids", "stop_terminated"), one_by_one)
+    _replace(LogprobsProcessor, "update_from_output", ("self", "output"), as_many_as_tokens)

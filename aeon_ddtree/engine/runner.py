@@ -74,6 +74,7 @@ class DDTreeRunner:
             export(self.stats, self.model_config.served_model_name or self.model_config.model)
         self._step: Step | None = None
         self._verdict: Verdict | None = None
+        self._drafted: set[str] = set()  # requests whose next step should verify the tree that was drafted for it
         # Stock hybrids wait here for accepted counts every step, to pick one of many states; we keep one.
         self.num_accepted_tokens_event = None
         # The drafter has buffers of its own and clamps positions, so it runs up to the very end of the context:
@@ -100,8 +101,9 @@ class DDTreeRunner:
     # -- before the forward
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        self.trees.slots.free(scheduler_output.finished_req_ids)
-        self.trees.slots.free(scheduler_output.preempted_req_ids or ())
+        for gone in (scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()):
+            self.trees.slots.free(gone)
+            self._drafted.difference_update(gone)
         corrections = super()._update_states(scheduler_output)  # type: ignore[misc]
         self.trees.open(self.input_batch.req_ids)
         # Noise is keyed, nothing reads these; vLLM rewinds them for chunked prompts, which the CPU cannot.
@@ -119,6 +121,11 @@ class DDTreeRunner:
                     f"request {req_ids[index]}: {num_scheduled_tokens[index]} rows scheduled for a window of 1 + "
                     f"{len(drafts[req_ids[index]])}; vLLM's scheduler changed under the plugin"
                 )
+        # Also those that got the root's row alone, or lost every draft to their grammar, do without their tree.
+        for index, req_id in enumerate(req_ids):
+            if req_id in self._drafted:
+                self._count_fallback(req_id, index, int(num_scheduled_tokens[index]))
+        self._drafted.difference_update(req_ids)
         tree = self._window(req_ids, tree_reqs, num_scheduled_tokens) if tree_reqs else None
         self._step = make_step(num_scheduled_tokens, tree_reqs, tree, self.num_computed_tokens[: len(req_ids)])
         if tree is not None:
@@ -128,8 +135,6 @@ class DDTreeRunner:
     def _window(self, req_ids: list[str], tree_reqs: list[int], num_scheduled: np.ndarray) -> DraftTree:
         """The stored trees of this step's tree requests, shortened to the rows that the scheduler granted."""
         rows = num_scheduled[tree_reqs].astype(np.int64)
-        for index, granted in zip(tree_reqs, rows.tolist()):
-            self._count_fallback(req_ids[index], index, granted)
         tree = self.trees.pop([req_ids[index] for index in tree_reqs])
         return tree.truncate(torch.from_numpy(rows).to(self.device, non_blocking=True))
 
@@ -249,6 +254,8 @@ class DDTreeRunner:
             chain_only=chain_only,
         )
         self.trees.put(req_ids, tree)
+        in_prompt = self.discard_request_mask.np[: len(req_ids)]
+        self._drafted.update(req_id for req_id, discarded in zip(req_ids, in_prompt) if not discarded)
         return tree.token[:, 1:].to(torch.int32)
 
 
