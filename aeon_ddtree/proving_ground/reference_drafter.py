@@ -71,6 +71,15 @@ class ReferenceDrafter:
             x = self._layer(f"layers.{layer}.", x, positions, context, context_positions)
         return self._norm(x[1:], "norm") @ self.embedding.T
 
+    def keys_values(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Per layer (K after its norm and rotation, V), each [N, kv heads, head dim], of context tokens (point 4)."""
+        context, pairs = self.context(features), []
+        for layer in range(self.config["num_hidden_layers"]):
+            p = f"layers.{layer}.self_attn."
+            key = self._rotate(self._heads(context, p + "k_proj", self.kv_heads, p + "k_norm"), positions)
+            pairs.append((key, self._heads(context, p + "v_proj", self.kv_heads, None)))
+        return pairs
+
     def _layer(self, p: str, x: Tensor, positions: Tensor, context: Tensor, context_positions: Tensor) -> Tensor:
         y = self._norm(x, p + "input_layernorm")
         q = self._rotate(self._heads(y, p + "self_attn.q_proj", self.heads, p + "self_attn.q_norm"), positions)
