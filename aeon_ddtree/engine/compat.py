@@ -19,6 +19,7 @@ def install() -> None:
     _no_slots_for_the_drafter()
     _one_state_slot_per_request()
     _nothing_after_a_stop_string()
+    _no_compiler_on_the_cpu()
 
 
 def _replace(owner: Any, name: str, parameters: tuple[str, ...], make: Callable[[Any], Any]) -> None:
@@ -122,3 +123,22 @@ def _nothing_after_a_stop_string() -> None:
 
     _replace(BaseIncrementalDetokenizer, "update", ("self", "new_token_ids", "stop_terminated"), one_by_one)
     _replace(LogprobsProcessor, "update_from_output", ("self", "output"), as_many_as_tokens)
+
+
+def _no_compiler_on_the_cpu() -> None:
+    """Symptom: the first request for log-probabilities stalls for long, or fails where there is no C++
+    compiler.
+    Cause: ranks are counted by a torch.compile'd function, which on the CPU means generating and building C++.
+    Remove when: upstream compiles it on accelerators only."""
+    import vllm.v1.sample.sampler as sampler
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+
+    def count_at_least(x: Any, values: Any) -> Any:
+        return (x >= values).sum(-1)
+
+    if not callable(getattr(sampler, "batched_count_greater_than", None)):
+        raise SeamError("vllm.v1.sample.sampler.batched_count_greater_than is gone: vLLM changed under the plugin")
+    sampler.batched_count_greater_than = count_at_least

@@ -38,7 +38,7 @@ from aeon_ddtree.engine.stats import Stats
 from aeon_ddtree.engine.step import Step, make_step
 from aeon_ddtree.engine.trace import Trace
 from aeon_ddtree.engine.trees import TreeStore
-from aeon_ddtree.tree.building import build_tree_from, draft_candidates
+from aeon_ddtree.tree.building import build_tree_from, draft_candidates, root_tree
 from aeon_ddtree.tree.draft_tree import DraftTree
 from aeon_ddtree.verify.rows import sample_rows
 from aeon_ddtree.verify.state import SamplingState
@@ -97,6 +97,18 @@ class DDTreeRunner:
 
     def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...] | None:
         return self.drafter.aux_layers() if self.speculative_config is not None else None
+
+    @torch.inference_mode()
+    def _dummy_sampler_run(self, hidden_states: Tensor) -> Tensor:
+        """Memory profiling: noise over a full window of every request, which is this runner's peak.
+
+        vLLM's own would warm up samplers that never run here, and on the CPU compile them with a C++ compiler first.
+        """
+        rows = min(hidden_states.shape[0] * (1 + self.num_spec_tokens), self.max_num_tokens)
+        logits = self.model.compute_logits(torch.rand_like(hidden_states[:1])).expand(rows, -1)
+        zeros = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        state = SamplingState(temperature=torch.ones(rows, device=self.device), seed=zeros)
+        return sample_rows(logits[:, None].to(torch.float32), state, root_tree(zeros), base_index=zeros)
 
     # -- before the forward
 
