@@ -14,6 +14,7 @@ The lead is one of logits at T = 0 and of perturbed logits, logit / T + G(seed, 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FP32_GAP = 1e-3
+
+_NOISE = threading.Lock()
+"""Noise rows are remembered on the CPU, for one thread at a time."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ def scores(logits: Tensor, temperature: float, seed: int, position: int) -> Tens
     logits = logits.float()
     if temperature < GREEDY_BELOW:
         return logits
-    noise = keyed_gumbel(torch.tensor([seed]), torch.tensor([position]), logits.shape[0])
+    with _NOISE:
+        noise = keyed_gumbel(torch.tensor([seed]), torch.tensor([position]), logits.shape[0])
     return logits / temperature + noise[0]
 
 

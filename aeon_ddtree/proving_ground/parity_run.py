@@ -56,6 +56,10 @@ class Plain:
     prompt_ids: dict[str, list[int]]
 
 
+class _Stopped(RuntimeError):
+    """Not a failure of its own: another engine failed, so this one need not go on."""
+
+
 class Harness:
     """Decodes all cases with `parallel` engines at work at a time; `tell` gets a line of progress now and then."""
 
@@ -83,6 +87,9 @@ class Harness:
             try:
                 wait(jobs.values(), return_when=FIRST_EXCEPTION)
                 self._stop.set()
+                errors = [error for job in jobs.values() if (error := job.exception()) is not None]
+                if errors:
+                    raise min(errors, key=lambda error: isinstance(error, _Stopped))
                 return [run for job in jobs.values() for run in job.result()]
             finally:
                 self._stop.set()
@@ -175,7 +182,7 @@ class Harness:
         from aeon_ddtree.engine.decoder import DecodeRequest
 
         if self._stop.is_set():
-            raise RuntimeError("stopped: another engine failed")
+            raise _Stopped("another engine failed")
         prompts = self.prompts[case.kind]
         steps = arrivals(len(prompts), case.batch, self.settings.seed)
         requests = [
