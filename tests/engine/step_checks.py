@@ -4,77 +4,58 @@ these checks, and the planted faults are shown to break the very same ones."""
 
 from __future__ import annotations
 
-import atexit
+import copy
 import functools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fp64_truth
 import numpy as np
 import step_probes
 import torch
 
-import aeon_ddtree.proving_ground
 from aeon_ddtree.engine.decoder import Decoder, DecodeRequest
+from aeon_ddtree.proving_ground.oracle import Oracle
+from aeon_ddtree.proving_ground.reference_drafter import ReferenceDrafter
 
-PAIR = Path(os.environ.get("AEON_TEST_PAIR") or Path(aeon_ddtree.proving_ground.__file__).parent / "weights")
-"""Folder with target/ and drafter/; AEON_TEST_PAIR names another pair of the same architecture."""
-
-BUDGET = 19
-"""Of the tree engine: not the horizon, so that the two cannot be mistaken for each other."""
-
-DEFAULTS = {"commit": "branch", "ranking": "greedy", "tau": 0.5, "top_k": 8, "spine": "full"}
+DEFAULTS = {"commit": "branch", "ranking": "greedy", "tau": 0.5, "top_k": 8, "spine": "full", "topology": "best_first"}
 
 COUPLED = {"ranking": "coupled", "tau": 1.0, "spine": 3}
 """Options that make branches be accepted at T = 1 whatever the pair is worth: the noise is known before drafting."""
 
 LOGITS = 1e-4
-"""fp32 engine against fp64, on logits of size 1 … 30: two fp32 orders of summation differ by up to 1e-5 of them."""
+"""fp32 engine against fp64 truth, absolute, on logits of size 1 … 30. One rounding of such a logit is up to 1e-6; sums
+of 256 to 1024 terms through 8 layers leave a few of them."""
 
 STATE = 1e-4
-"""Largest difference of a state, relative to the largest entry of the truth (fp32 keeps 6e-8 of each term; sums over
-256 terms, 8 layers, and positions of rotary angles up to 200 radians leave about 1e-5)."""
-
-PROMPTS = (
-    "def read_lines(path):\n    with open(path) as source:\n        return [line for line in",
-    "The",
-    "Question: What is 17 + 25? Answer:",
-)
+"""fp32 state against fp64, as a share of the largest entry of that layer. A term is rounded to 6e-8 of itself; sums,
+8 layers and rotary angles of up to 200 radians, which fp32 knows to 1e-5, leave about 1e-5."""
 
 
-@functools.cache
-def target() -> fp64_truth.Target:
-    return fp64_truth.Target(PAIR / "target")
+@dataclass(frozen=True)
+class Truth:
+    """What transformers says in fp64 of the pair, and the drafter in plain PyTorch, fp64 too."""
 
+    target: Oracle
+    drafter: ReferenceDrafter
+    prompts: tuple[tuple[int, ...], ...]
 
-@functools.cache
-def drafter() -> fp64_truth.Drafter:
-    return fp64_truth.Drafter(PAIR / "drafter", PAIR / "target")
+    @classmethod
+    def of(cls, target: Path, drafter: Path, texts: Sequence[str], lengths: Sequence[int]) -> Truth:
+        """lengths: how many tokens of each text are its prompt."""
+        from transformers import AutoTokenizer
 
+        oracle = Oracle(target)
+        tokenizer = AutoTokenizer.from_pretrained(target)
+        prompts = tuple(tuple(tokenizer(text)["input_ids"][:length]) for text, length in zip(texts, lengths))
+        assert tuple(map(len, prompts)) == tuple(lengths), f"prompts of {[len(p) for p in prompts]} tokens"
+        return cls(oracle, ReferenceDrafter.from_pretrained(drafter, oracle.model.lm_head.weight.detach()), prompts)
 
-@functools.cache
-def prompts() -> tuple[tuple[int, ...], ...]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target")
-    return tuple(tuple(tokenizer(text)["input_ids"]) for text in PROMPTS)
-
-
-@functools.cache
-def engine(budget: int | None = BUDGET) -> Decoder:
-    """The engine that verifies trees of `budget` nodes, or plain decoding (None); it lives until the tests end."""
-    shared: dict[str, Any] = {"threads": 1, "max_model_len": 512, "max_num_seqs": 4}
-    if budget is None:
-        decoder = Decoder(str(PAIR / "target"), None, {"mode": "plain"}, **shared)
-    else:
-        options = {"mode": "tree", "budget": budget, "commit": "branch"}
-        pair = (str(PAIR / "target"), str(PAIR / "drafter"))
-        decoder = Decoder(*pair, options, num_speculative_tokens=budget, **shared)
-    atexit.register(decoder.close)
-    return decoder
+    @property
+    def kinds(self) -> list[str]:
+        """Per layer of the target: full_attention or linear_attention."""
+        return self.target.model.config.get_text_config().layer_types
 
 
 @dataclass
@@ -89,6 +70,10 @@ class Request:
     def trees(self) -> list[dict[str, Any]]:
         return [step for step in self.steps if step["tree"] is not None]
 
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
 
 def record(
     decoder: Decoder,
@@ -97,20 +82,18 @@ def record(
     max_tokens: int,
     what: tuple[str, ...],
     params: dict[str, Any] | None = None,
-    guide: Sequence[Sequence[int]] | None = None,
-    padded: bool = False,
-    reach: int = 4,
-    seed: int = 0,
     options: dict[str, Any] | None = None,
+    guide: Sequence[Sequence[int]] | None = None,
     fault: str | None = None,
+    **shape: Any,
 ) -> list[Request]:
-    """Decode `prompts`, one arriving every second step, and return what happened; see `Probe.record` and `Probe.guide`.
+    """Decode `prompts`, one arriving every second step, and return what happened.
 
-    options: tree options of this run, beside the defaults and the `branch` policy; fault: one of `step_faults`."""
-    guided = None
-    if guide is not None:
-        guided = {"continuations": [list(t) for t in guide], "seed": seed, "padded": padded, "reach": reach}
-    if decoder is not engine(None):
+    what: see `Probe.record`; options: of this run, beside DEFAULTS; guide: outputs known beforehand, for random trees
+    (`Probe.guide`, which takes `shape`); fault: one of `step_faults`. At T = 0 unless `params` says otherwise.
+    """
+    guided = None if guide is None else {"continuations": [list(tokens) for tokens in guide], **shape}
+    if options is not None or guide is not None:
         decoder.configure(**DEFAULTS | (options or {}))
     decoder.rpc(step_probes.start, what, guided, fault)
     wanted = {"temperature": 0.0, "ignore_eos": True, "max_tokens": max_tokens} | (params or {})
@@ -125,27 +108,20 @@ def record(
         if step["ends_prompt"]:
             request.tokens += step["emitted"]
     for request, (completion,) in zip(requests, done):
-        output = request.tokens[len(request.prompt) :][:max_tokens]
-        assert output == completion.token_ids, "the recorder saw other tokens than the engine answered with"
+        assert request.output[:max_tokens] == completion.token_ids, "the recorder saw other tokens than were answered"
     return requests
 
 
 @functools.cache
-def plain_outputs(max_tokens: int) -> list[list[int]]:
-    """What plain decoding answers to `prompts()` at T = 0."""
-    done = engine(None).run(
-        [DecodeRequest(list(p), {"temperature": 0.0, "ignore_eos": True, "max_tokens": max_tokens}) for p in prompts()]
-    )
-    return [completion.token_ids for (completion,) in done]
+def plain_outputs(plain: Decoder, prompts: tuple[tuple[int, ...], ...], max_tokens: int = 128) -> list[list[int]]:
+    """What plain decoding answers to `prompts` at T = 0."""
+    params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": max_tokens}
+    return [done.token_ids for (done,) in plain.run([DecodeRequest(list(p), params) for p in prompts])]
 
 
 def off_spine(requests: Sequence[Request]) -> int:
     """Committed nodes that are not on the chain that starts their window."""
-    count = 0
-    for request in requests:
-        for step in request.trees:
-            count += sum(row != i for i, row in enumerate(step["path"]))
-    return count
+    return sum(row != i for request in requests for step in request.trees for i, row in enumerate(step["path"]))
 
 
 # -- the checks; each raises AssertionError with the place
@@ -175,35 +151,39 @@ def own_trees(requests: Sequence[Request]) -> None:
     assert seen, "no tree was verified"
 
 
-Replay = Callable[[list[list[int]]], list[np.ndarray]]
-"""Token sequences -> logits [L, V] of each, the sequence alone."""
+Replay = Callable[[list[int], list[list[int]]], list[np.ndarray]]
+"""Committed tokens, paths of tokens -> per path the logits [len(path), V] of its rows, the path alone behind the tokens."""
 
 
-def replay_fp64(sequences: list[list[int]]) -> list[np.ndarray]:
-    length = max(map(len, sequences))
-    ids = torch.tensor([s + [0] * (length - len(s)) for s in sequences])
-    return [out[: len(s)].numpy() for s, out in zip(sequences, target().logits(ids))]
+def replay_fp64(truth: Truth) -> Replay:
+    def replay(committed: list[int], paths: list[list[int]]) -> list[np.ndarray]:
+        _, past = truth.target.run(committed)
+        return [truth.target.run(path, copy.deepcopy(past))[0].logits.numpy() for path in paths]
+
+    return replay
 
 
-def replay_plain(sequences: list[list[int]]) -> list[np.ndarray]:
-    """The same engine without trees; a sequence is its prompt."""
-    done = record(engine(None), sequences, max_tokens=1, what=("prompt_logits",))
-    return [np.concatenate([step["prompt_logits"] for step in request.steps])[: len(s)] for request, s in zip(done, sequences)]
+def replay_plain(plain: Decoder) -> Replay:
+    """The same engine without a drafter: committed tokens and path are a prompt."""
+
+    def replay(committed: list[int], paths: list[list[int]]) -> list[np.ndarray]:
+        prompts = [committed + path for path in paths]
+        done = record(plain, prompts, max_tokens=1, what=("prompt_logits",))
+        return [np.concatenate([s["prompt_logits"] for s in request.steps])[len(committed) :] for request in done]
+
+    return replay
 
 
-def node_logits(requests: Sequence[Request], replay: Replay = replay_fp64, every: int = 1) -> int:
+def node_logits(requests: Sequence[Request], replay: Replay, every: int = 1) -> int:
     """The logits of every row of every `every`-th tree equal those of its path replayed alone. Returns rows compared."""
     compared = 0
     for index, request in enumerate(requests):
         for step in request.trees[::every]:
             tree = step["tree"]
             committed = request.tokens[: step["before"]]
-            rows = range(len(tree["token"]))
-            leaves = sorted(set(rows) - set(tree["parent"]))
-            paths = [_path(tree, leaf) for leaf in leaves]
-            replayed = replay([committed + [tree["token"][row] for row in path] for path in paths])
-            for path, truth in zip(paths, replayed):
-                expected = truth[len(committed) :]
+            paths = [_path(tree, leaf) for leaf in sorted(set(range(len(tree["token"]))) - set(tree["parent"]))]
+            replayed = replay(committed, [[tree["token"][row] for row in path] for path in paths])
+            for path, expected in zip(paths, replayed):
                 worst = np.abs(step["logits"][path] - expected).max(axis=1)
                 at = int(worst.argmax())
                 assert worst[at] <= LOGITS, (
@@ -222,70 +202,84 @@ def _path(tree: dict[str, list[int]], row: int) -> list[int]:
     return path
 
 
-def target_state(requests: Sequence[Request]) -> int:
+def target_state(requests: Sequence[Request], truth: Truth) -> int:
     """KV at every committed position, convolution window and recurrent state of every layer, after every step, equal
     the fp64 truth for the same tokens. Returns the states compared."""
-    kinds = target().config.layer_types
     compared = 0
     for index, request in enumerate(requests):
-        steps = {step["after"]: step for step in request.steps}
-        assert len(steps) == len(request.steps), f"request {index}: a step committed nothing"
-        for truth in target().states(request.tokens, sorted(steps)):
-            step = steps[truth.length]
-            found = {"conv": step["conv"], "recurrent": step["recurrent"]}
-            found |= {name: {i: kv[side] for i, kv in step["kv"].items()} for side, name in enumerate(("key", "value"))}
-            for name in ("key", "value", "conv", "recurrent"):
-                expected = getattr(truth, name)
-                attends = name in ("key", "value")
-                layers = [i for i, kind in enumerate(kinds) if (kind == "full_attention") == attends]
-                assert sorted(found[name]) == sorted(expected) == layers, f"{name} of layers {sorted(found[name])} recorded"
-                for layer in layers:
-                    where = f"request {index}, {truth.length} committed, path {step['path']}: {name} of layer {layer}"
-                    _close(found[name][layer], expected[layer].numpy(), where)
+        past, done = None, 0
+        for step in request.steps:
+            length = step["after"]
+            run, past = truth.target.run(request.tokens[done:length], past)
+            assert sorted([*step["kv"], *step["conv"]]) == list(range(len(truth.kinds))), "layers are missing"
+            for layer, expected in enumerate(run.layers):
+                if expected.kind == "full_attention":
+                    pairs = dict(zip(("key", "value"), zip(step["kv"][layer], (expected.key, expected.value))))
+                else:
+                    window = step["conv"][layer]
+                    pairs = {
+                        "window": (window, expected.conv[-len(window) :]),
+                        "recurrent": (step["recurrent"][layer], expected.state.transpose(-1, -2)),
+                    }
+                for name, (found, wanted) in pairs.items():
+                    where = f"request {index}, {length} committed, path {step['path']}: {name} of layer {layer}"
+                    _close(found, wanted, where)
+            done = length
             compared += 1
     return compared
 
 
-def drafter_inputs(requests: Sequence[Request]) -> int:
+def drafter_inputs(requests: Sequence[Request], truth: Truth) -> int:
     """After every step the drafter's context is that of the committed tokens' hidden states, and its logits are those
     of the plain PyTorch drafter given this context and the bonus. Returns the steps compared."""
+    drafter = truth.drafter
+    layer_ids = torch.tensor(drafter.config["dflash_config"]["target_layer_ids"])
     compared = 0
     for index, request in enumerate(requests):
-        steps = [step for step in request.steps if step["ends_prompt"]]
-        lengths = sorted(step["after"] for step in request.steps)
-        hidden = torch.cat([state.hidden for state in target().states(request.tokens, lengths)])
-        context = drafter().context(hidden)
-        for step in steps:
+        length = max(step["after"] for step in request.steps)
+        run, _ = truth.target.run(request.tokens[:length])
+        features = run.hidden[layer_ids + 1].transpose(0, 1).flatten(1)
+        positions = torch.arange(length)
+        caches = drafter.keys_values(features, positions)
+        for step in request.steps:
             after = step["after"]
             where = f"request {index}, {after} committed, path {step['path']}"
-            for layer, (found, pair) in enumerate(zip(_in_order(step["drafter_kv"]), context, strict=True)):
+            layers = [step["drafter_kv"][layer] for layer in sorted(step["drafter_kv"])]
+            for layer, (found, pair) in enumerate(zip(layers, caches, strict=True)):
                 for side, name in enumerate(("key", "value")):
-                    _close(found[side], pair[side][:after].numpy(), f"{where}: drafter's {name} of layer {layer}")
+                    _close(found[side], pair[side][:after], f"{where}: drafter's {name} of layer {layer}")
+            if not step["ends_prompt"]:
+                continue
             assert step["draft_context"] == after, f"{where}: the block starts at {step['draft_context']}"
-            expected = drafter().logits([(k[:after], v[:after]) for k, v in context], request.tokens[after])
-            worst = np.abs(step["draft_logits"] - expected.numpy()).max()
+            expected = drafter.logits(features[:after], positions[:after], request.tokens[after])
+            worst = float(np.abs(step["draft_logits"] - expected.numpy()).max())
             assert worst <= LOGITS, f"{where}: draft logits differ by {worst:.2g}"
             compared += 1
     return compared
 
 
-def _in_order(layers: dict[int, Any]) -> list[Any]:
-    return [layers[index] for index in sorted(layers)]
-
-
-def _close(found: np.ndarray, expected: np.ndarray, where: str) -> None:
-    assert found.shape == expected.shape, f"{where}: shape {found.shape}, expected {expected.shape}"
-    worst = float(np.abs(found - expected).max() / np.abs(expected).max())
+def _close(found: np.ndarray, expected: torch.Tensor, where: str) -> None:
+    wanted = expected.numpy()
+    assert found.shape == wanted.shape, f"{where}: shape {found.shape}, expected {wanted.shape}"
+    worst = float(np.abs(found - wanted).max() / np.abs(wanted).max())
     assert worst <= STATE, f"{where} differs by {worst:.2g} of its largest entry"
 
 
-def padded_windows(max_tokens: int, fault: str | None = None) -> list[Request]:
+def padded_windows(decoder: Decoder, truth: Truth, max_tokens: int, fault: str | None = None) -> list[Request]:
     """Requests whose target always says token 0, the token of padding rows, with windows filled in part."""
-    silent = {"logit_bias": {0: 100.0}}
     done = record(
-        engine(), prompts(), max_tokens=max_tokens, what=("state",), params=silent,
-        guide=[[0] * 128] * len(prompts()), padded=True, reach=2, seed=6, fault=fault,
-    )  # fmt: skip
-    assert any(len(step["tree"]["token"]) <= BUDGET for request in done for step in request.trees), "no padding"
-    assert all(token == 0 for request in done for token in request.tokens[len(request.prompt) :])
+        decoder,
+        truth.prompts,
+        max_tokens=max_tokens,
+        what=("state",),
+        params={"logit_bias": {0: 1000.0}},
+        guide=[[0] * 128] * len(truth.prompts),
+        padded=True,
+        reach=1,
+        seed=6,
+        fault=fault,
+    )
+    assert all(len(request.trees) > 2 for request in done)
+    assert any(len(step["tree"]["token"]) < step["rows"] for request in done for step in request.trees), "no padding"
+    assert all(token == 0 for request in done for token in request.output)
     return done

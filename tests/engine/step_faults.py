@@ -91,11 +91,11 @@ def padding_acceptable(probe: Probe) -> None:
     def make(original: Any) -> Any:
         def wrapped(tree: Any, sampled: Tensor, max_len: int) -> Any:
             rows = torch.arange(tree.width)
-            padding = rows > tree.num_nodes[:, None]
+            padding = (rows > tree.num_nodes[:, None]) & (tree.num_nodes > 0)[:, None]
             full = replace(
                 tree,
                 parent=torch.where(padding, 0, tree.parent),
-                num_nodes=torch.full_like(tree.num_nodes, tree.width - 1),
+                num_nodes=torch.where(tree.num_nodes > 0, tree.width - 1, 0),
             )
             return original(full, sampled, max_len)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+
 class Probe:
     """One per engine process: hooks around the runner's steps, undone by `remove`."""
 
@@ -184,11 +185,15 @@ class Probe:
 
     # -- trees of our own
 
-    def guide(self, continuations: list[list[int]], seed: int, padded: bool, reach: int) -> None:
+    def guide(
+        self, continuations: list[list[int]], seed: int = 0, reach: int = 4, padded: bool = False, chains: bool = False
+    ) -> None:
         """Verify random trees instead of the drafter's. One random path of each carries the request's next tokens, 0 to
         `reach` of them, so that paths through any branch are accepted; the other tokens are drawn at random.
 
-        continuations: every request's output, known beforehand; padded: windows are filled to a random part only."""
+        continuations: every request's output, known beforehand; padded: windows are filled to a random part only;
+        chains: a node's parent is always the row before, as deep as the horizon allows.
+        """
         runner = self.runner
         random = np.random.default_rng(seed)
 
@@ -199,7 +204,8 @@ class Probe:
                 token, parent, depth, nodes = (x.clone() for x in (tree.token, tree.parent, tree.depth, tree.num_nodes))
                 for index, req_id in enumerate(req_ids):
                     coming = continuations[self.request(req_id)][int(done[index]) :][: random.integers(0, reach + 1)]
-                    made = random_tree(random, tree.budget, runner.horizon, coming, padded)
+                    count = int(random.integers(1, tree.budget + 1)) if padded else tree.budget
+                    made = random_tree(random, min(count, runner.horizon) if chains else count, runner.horizon, coming, chains)
                     count = len(made[0])
                     for target, values in ((token, made[0]), (parent, made[1]), (depth, made[2])):
                         target[index, 1:] = -1 if target is parent else 0
@@ -213,13 +219,12 @@ class Probe:
 
 
 def random_tree(
-    random: np.random.Generator, budget: int, horizon: int, coming: list[int], padded: bool
+    random: np.random.Generator, count: int, horizon: int, coming: list[int], chain: bool
 ) -> tuple[list[int], list[int], list[int]]:
-    """(token, parent, depth) of the nodes of a random tree; a random path from the root carries `coming`'s first tokens."""
-    count = int(random.integers(1, budget + 1)) if padded else budget
+    """(token, parent, depth) of `count` nodes; a random path from the root carries `coming`, as far as it reaches."""
     parent, depth = [-1], [0]
     for row in range(1, count + 1):
-        above = row - 1 if random.random() < 0.5 else int(random.integers(0, row))
+        above = row - 1 if chain or random.random() < 0.5 else int(random.integers(0, row))
         while depth[above] >= horizon:
             above = parent[above]
         parent.append(above)

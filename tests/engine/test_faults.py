@@ -5,63 +5,54 @@ in the engine and holds as soon as it is taken out."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import step_checks as checks
 import step_faults
 
-pytestmark = pytest.mark.engine
+from aeon_ddtree.engine.decoder import Decoder
 
-Requests = Sequence[checks.Request]
+pytest_plugins = ["step_fixtures"]
+pytestmark = pytest.mark.engine
 
 
 @dataclass(frozen=True)
 class Case:
-    """The test that turns red, its check, what the check must complain of, and the recording it is shown."""
+    """test: the one that turns red; check: what it asserts; complaint: what it must say of the fault, as a pattern."""
 
     test: str
-    check: Callable[[Requests], Any]
+    check: Callable[[list[checks.Request], checks.Truth], object]
     complaint: str
-    decode: Callable[[str | None], Requests]
 
 
-def _random_trees(fault: str | None) -> Requests:
-    return checks.record(
-        checks.engine(), checks.prompts(), max_tokens=8, what=("logits", "state"), guide=checks.plain_outputs(128),
-        seed=8, fault=fault,
-    )  # fmt: skip
+def _node_logits(done: list[checks.Request], truth: checks.Truth) -> None:
+    checks.node_logits(done, checks.replay_fp64(truth))
 
 
-def _padded_windows(fault: str | None) -> Requests:
-    return checks.padded_windows(max_tokens=8, fault=fault)
+def _own_trees(done: list[checks.Request], truth: checks.Truth) -> None:
+    checks.own_trees(done)
 
 
-LOGITS = "logits of row [1-9][0-9]* at depth"
-"""Never row 0: the root's logits hold under every fault of the tree."""
-
-LOGITS_TEST = "test_logits.test_rows_of_random_trees"
-DRAFTER_TEST = "test_drafter.test_drafter_context_and_logits"
+# Never row 0: under each of these faults the root is still right.
+LOGITS = Case("test_logits.test_rows_of_random_trees", _node_logits, "logits of row [1-9][0-9]* at depth")
+DRAFTER = "test_drafter.test_drafter_context_and_logits"
+PADDING = "test_state.test_padding_is_never_committed"
 
 CASES = {
-    "sibling_visible": Case(LOGITS_TEST, checks.node_logits, LOGITS, _random_trees),
-    "neighbours_state": Case(LOGITS_TEST, checks.node_logits, LOGITS, _random_trees),
-    "flat_convolution": Case(LOGITS_TEST, checks.node_logits, LOGITS, _random_trees),
-    "position_by_row": Case(LOGITS_TEST, checks.node_logits, LOGITS, _random_trees),
-    "shapes_swapped": Case(LOGITS_TEST, checks.node_logits, LOGITS, _random_trees),
+    "sibling_visible": LOGITS,
+    "neighbours_state": LOGITS,
+    "flat_convolution": LOGITS,
+    "position_by_row": LOGITS,
+    "shapes_swapped": LOGITS,
     "layer_not_folded": Case(
-        "test_state.test_state_after_every_commit", checks.target_state, "recurrent of layer 0 differs", _random_trees
+        "test_state.test_state_after_every_commit", checks.target_state, "recurrent of layer 0 differs"
     ),
-    "padding_acceptable": Case(
-        "test_state.test_padding_is_never_committed", checks.target_state, "committed, path .* differs", _padded_windows
-    ),
-    "trees_swapped": Case(
-        "test_state.test_every_request_verifies_its_own_tree", checks.own_trees, "drafted", _random_trees
-    ),
-    "bonus_as_accepted": Case(DRAFTER_TEST, checks.drafter_inputs, "the block starts at", _random_trees),
-    "hidden_states_by_prefix": Case(DRAFTER_TEST, checks.drafter_inputs, "drafter's key of layer 0 differs", _random_trees),
+    "padding_acceptable": Case(PADDING, checks.target_state, "committed, path .* differs"),
+    "trees_swapped": Case("test_state.test_every_request_verifies_its_own_tree", _own_trees, "drafted"),
+    "bonus_as_accepted": Case(DRAFTER, checks.drafter_inputs, "the block starts at"),
+    "hidden_states_by_prefix": Case(DRAFTER, checks.drafter_inputs, "drafter's key of layer 0 differs"),
 }
 
 
@@ -73,8 +64,17 @@ def test_every_fault_has_its_test() -> None:
 
 
 @pytest.mark.parametrize("fault", CASES)
-def test_fault_turns_its_test_red(fault: str) -> None:
+def test_fault_turns_its_test_red(tree: Decoder, plain: Decoder, truth: checks.Truth, fault: str) -> None:
     case = CASES[fault]
+    outputs = checks.plain_outputs(plain, truth.prompts)
+
+    def decode(planted: str | None) -> list[checks.Request]:
+        if case.test == PADDING:
+            return checks.padded_windows(tree, truth, max_tokens=8, fault=planted)
+        return checks.record(
+            tree, truth.prompts, max_tokens=8, what=("logits", "state"), guide=outputs, seed=8, fault=planted
+        )
+
     with pytest.raises(AssertionError, match=case.complaint):
-        case.check(case.decode(fault))
-    case.check(case.decode(None))
+        case.check(decode(fault), truth)
+    case.check(decode(None), truth)

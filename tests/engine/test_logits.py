@@ -6,55 +6,60 @@ from __future__ import annotations
 import pytest
 import step_checks as checks
 
+from aeon_ddtree.engine.decoder import Decoder
+
+pytest_plugins = ["step_fixtures"]
 pytestmark = pytest.mark.engine
 
 
-def test_rows_of_random_trees() -> None:
+def test_rows_of_random_trees(tree: Decoder, plain: Decoder, truth: checks.Truth) -> None:
     """Random shapes, three requests of different lengths, paths through branches committed in between."""
     done = checks.record(
-        checks.engine(), checks.prompts(), max_tokens=12, what=("logits",), guide=checks.plain_outputs(128), seed=1
+        tree, truth.prompts, max_tokens=12, what=("logits",), guide=checks.plain_outputs(plain, truth.prompts), seed=1
     )
     assert checks.off_spine(done) > 0
-    assert checks.node_logits(done) >= 100
-    assert checks.node_logits(done, checks.replay_plain, every=3) >= 40
+    assert checks.node_logits(done, checks.replay_fp64(truth)) >= 100
+    assert checks.node_logits(done, checks.replay_plain(plain), every=3) >= 40
 
 
 @pytest.mark.parametrize("commit", ["branch", "flat"])
-def test_rows_of_drafted_trees(commit: str) -> None:
+def test_rows_of_drafted_trees(tree: Decoder, plain: Decoder, truth: checks.Truth, commit: str) -> None:
     done = checks.record(
-        checks.engine(),
-        checks.prompts(),
-        max_tokens=12,
+        tree,
+        truth.prompts,
+        max_tokens=24,
         what=("logits",),
         params={"temperature": 1.0, "seed": 5},
         options=checks.COUPLED | {"commit": commit},
     )
     parents = [step["tree"]["parent"] for request in done for step in request.trees]
-    assert any(parent != list(range(-1, len(parent) - 1)) for parent in parents), "no tree branched"
-    assert checks.node_logits(done, every=2) >= 100
-    assert checks.node_logits(done, checks.replay_plain, every=6) >= 40
+    assert all(parent != list(range(-1, len(parent) - 1)) for parent in parents), "a tree did not branch"
+    assert checks.node_logits(done, checks.replay_fp64(truth), every=2) >= 100
+    assert checks.node_logits(done, checks.replay_plain(plain), every=4) >= 40
 
 
-def test_rows_of_chains() -> None:
-    """The control that cannot be wrong: one candidate per position."""
-    done = checks.record(checks.engine(), checks.prompts(), max_tokens=8, what=("logits",), options={"top_k": 1})
+def test_rows_of_chains(tree: Decoder, plain: Decoder, truth: checks.Truth) -> None:
+    """The control that cannot be wrong: every node's parent is the row before."""
+    outputs = checks.plain_outputs(plain, truth.prompts)
+    done = checks.record(tree, truth.prompts, max_tokens=12, what=("logits",), guide=outputs, chains=True, seed=2)
     for request in done:
         for step in request.trees:
-            assert step["tree"]["parent"] == list(range(-1, checks.drafter().horizon))
-    assert checks.node_logits(done, every=2) >= 100
+            assert step["tree"]["parent"] == list(range(-1, truth.drafter.block - 2))
+    assert checks.node_logits(done, checks.replay_fp64(truth)) >= 100
+    assert checks.node_logits(done, checks.replay_plain(plain), every=4) >= 40
 
 
-def test_roots_need_no_tree() -> None:
+def test_roots_need_no_tree(tree: Decoder, plain: Decoder, truth: checks.Truth) -> None:
     """The root row of every window equals what plain decoding computes after the same tokens, one token at a time."""
-    plain = checks.record(checks.engine(None), checks.prompts(), max_tokens=16, what=("logits",))
-    tree = checks.record(
-        checks.engine(), checks.prompts(), max_tokens=16, what=("logits",), guide=checks.plain_outputs(128), seed=2
-    )
+    outputs = checks.plain_outputs(plain, truth.prompts)
+    plainly = checks.record(plain, truth.prompts, max_tokens=20, what=("logits",))
+    treewise = checks.record(tree, truth.prompts, max_tokens=20, what=("logits",), guide=outputs, seed=3)
     compared = 0
-    for expected, found in zip(plain, tree):
-        by_length = {step["before"] + step["rows"]: step["logits"][-1] for step in expected.steps}
+    for expected, found in zip(plainly, treewise):
+        last_row = {step["before"] + step["rows"]: step["logits"][-1] for step in expected.steps}
         for step in found.trees:
-            if step["before"] + 1 in by_length:
-                assert abs(step["logits"][0] - by_length[step["before"] + 1]).max() <= checks.LOGITS
+            length = step["before"] + 1
+            if length in last_row:
+                assert abs(step["logits"][0] - last_row[length]).max() <= checks.LOGITS, f"{length} tokens"
                 compared += 1
     assert compared >= 12
