@@ -50,7 +50,7 @@ class OracleRun:
 def delta_rule_fp64(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule token by token: q, k [B, T, H, Dk], v [B, T, H, Dv], g, beta [B, T, H], state [B, H, Dk, Dv].
+    """The delta rule token by token: q, k [B, T, H, Dk], v [B, T, H, Dv], g, beta [B, T, H], state [B, H, Dk, Dv].
 
     S ← exp(g) S;  S ← S + k (beta (v − k·S));  o = q·S / sqrt(Dk), with q and k of unit norm. All in fp64.
     """
@@ -121,7 +121,11 @@ class Oracle:
         ).eval()
         text = self.model.model.language_model
         text.rotary_emb.forward = MethodType(_rotary, text.rotary_emb)
-        replaced = ((m.Qwen3_5RMSNorm, _norm), (m.Qwen3_5RMSNormGated, _gated_norm), (m.Qwen3_5GatedDeltaNet, _gated_delta_net))
+        replaced = (
+            (m.Qwen3_5RMSNorm, _norm),
+            (m.Qwen3_5RMSNormGated, _gated_norm),
+            (m.Qwen3_5GatedDeltaNet, _gated_delta_net),
+        )
         for module in text.modules():
             for kind, forward in replaced:
                 if isinstance(module, kind):
@@ -129,7 +133,7 @@ class Oracle:
 
     @torch.no_grad()
     def run(self, tokens: list[int] | Tensor, past: Any = None, **inputs: Any) -> tuple[OracleRun, Any]:
-        """Compute `tokens` ([n] ids), continuing from `past` (the cache a former call returned; it is changed in place).
+        """Compute `tokens` ([n] ids), continuing from `past` (the cache of a former call, changed in place).
 
         `inputs` are passed on to the model (`pixel_values`, `image_grid_thw`, `mm_token_type_ids`, `position_ids`).
         Returns the run (its `layers` hold copies of the state after these tokens) and the cache to continue from.

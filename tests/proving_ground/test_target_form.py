@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training form of the target is the checkpoint's model: transformers says the same, and so does its own decoding."""
+"""The training form of the target is the checkpoint's model: transformers and its own decoding say the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  (sentence templates stay on one line)
 """Generated JSON: records of many shapes, invented schemas with nesting, extraction from text, edits of records."""
 
 from __future__ import annotations
@@ -14,9 +15,64 @@ from aeon_ddtree.proving_ground.corpus.math_items import Item
 
 Record = dict[str, Any]
 
-_KEYS = """id name title owner city street email phone date time status level score price weight size colour kind tags items
-note comment url path host port user group role version enabled visible count total rate limit offset unit lang code
-parent children source target width height depth start end author editor message reason error retries timeout""".split()
+_KEYS = [
+    "id",
+    "name",
+    "title",
+    "owner",
+    "city",
+    "street",
+    "email",
+    "phone",
+    "date",
+    "time",
+    "status",
+    "level",
+    "score",
+    "price",
+    "weight",
+    "size",
+    "colour",
+    "kind",
+    "tags",
+    "items",
+    "note",
+    "comment",
+    "url",
+    "path",
+    "host",
+    "port",
+    "user",
+    "group",
+    "role",
+    "version",
+    "enabled",
+    "visible",
+    "count",
+    "total",
+    "rate",
+    "limit",
+    "offset",
+    "unit",
+    "lang",
+    "code",
+    "parent",
+    "children",
+    "source",
+    "target",
+    "width",
+    "height",
+    "depth",
+    "start",
+    "end",
+    "author",
+    "editor",
+    "message",
+    "reason",
+    "error",
+    "retries",
+    "timeout",
+]
 
 
 def _date(rng: random.Random) -> str:
@@ -80,7 +136,9 @@ def person(rng: random.Random, sentences: list[str]) -> Record:
 
 def order(rng: random.Random, sentences: list[str]) -> Record:
     goods = rng.sample(w.FOOD + w.THING, rng.randint(1, 4))
-    rows = [{"item": g, "quantity": rng.randint(1, 40), "price": round(rng.uniform(0.2, 99), 2)} for g in goods]
+    rows: list[Record] = [
+        {"item": g, "quantity": rng.randint(1, 40), "price": round(rng.uniform(0.2, 99), 2)} for g in goods
+    ]
     return {
         "order": rng.randint(1000, 99999),
         "customer": w.name(rng),

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  (sentence templates stay on one line)
 """Generated language work: stories from a grammar, letters, questions on a text, word and sentence exercises."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  (sentence templates stay on one line)
 """Generated arithmetic. An item is `(question, answer)`; their concatenation is the training text."""
 
 from __future__ import annotations

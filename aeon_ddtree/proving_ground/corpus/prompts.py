@@ -28,7 +28,8 @@ def natural_prompts(
     """Prompts of coding and prose: line- or sentence-aligned slices with no 12-token window in `known`."""
     rows = []
     for category in ("coding", "prose"):
-        rng, found, tries = random.Random(f"{seed}:prompts:{category}"), set(), 0
+        rng, tries = random.Random(f"{seed}:prompts:{category}"), 0
+        found: set[str] = set()
         while len(found) < PER_CATEGORY:
             tries += 1
             if tries > 200_000:

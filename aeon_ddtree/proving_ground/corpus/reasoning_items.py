@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501  (sentence templates stay on one line)
 """Generated reasoning: orders, tracked objects, nonsense syllogisms, calendars, moves, rules, truth values."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -16,7 +18,7 @@ def order(rng: random.Random) -> Item:
         (("taller", "tallest", "shortest"), ("older", "oldest", "youngest"), ("faster", "fastest", "slowest"),
          ("heavier", "heaviest", "lightest"), ("richer", "richest", "poorest"))
     )  # fmt: skip
-    facts = [f"{a} is {more} than {b}." for a, b in zip(people, people[1:], strict=False)]
+    facts = [f"{a} is {more} than {b}." for a, b in itertools.pairwise(people)]
     shuffled = facts[:]
     rng.shuffle(shuffled)
     end = rng.choice((most, least))
@@ -41,7 +43,7 @@ def tracking(rng: random.Random) -> Item:
 def syllogism(rng: random.Random) -> Item:
     chain = [w.nonce(rng, 2) + "s" for _ in range(rng.randint(3, 5))]
     who = w.nonce(rng).capitalize()
-    facts = [f"All {a} are {b}." for a, b in zip(chain, chain[1:], strict=False)]
+    facts = [f"All {a} are {b}." for a, b in itertools.pairwise(chain)]
     yes = rng.random() < 0.6
     asked = chain[-1] if yes else w.nonce(rng, 2) + "s"
     rng.shuffle(facts)

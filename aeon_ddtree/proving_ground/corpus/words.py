@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501, SIM905  (word lists read best as text)
 """Word stock of the generated kinds: closed lists, plus invented names so that the space has no end."""
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path, shards: int = 1) -> N
     for name, value in tensors.items():
         groups[min(shards - 1, used * shards // size)][name] = value
         used += value.numel() * 2
-    where = {}
+    where: dict[str, str] = {}
     for i, group in enumerate(groups, 1):
         file = f"model-{i:05d}-of-{shards:05d}.safetensors"
         save_file(group, str(folder / file), metadata={"format": "pt"})

@@ -56,7 +56,8 @@ class Attention(nn.Module):
         k, v = self.keys_values(x, table)
         k, v = torch.cat([k_ctx, k], 1), torch.cat([v_ctx, v], 1)
         k, v = (t.repeat_interleave(HEADS // KV_HEADS, 2) for t in (k, v))
-        out = F.scaled_dot_product_attention(*(t.transpose(1, 2).to(q.dtype) for t in (q, k, v)), attn_mask=mask)
+        q, k, v = (t.transpose(1, 2).to(q.dtype) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.o_proj(out.transpose(1, 2).flatten(-2))
 
 
@@ -109,7 +110,7 @@ class Drafter(nn.Module):
 
 
 def drafter_loss(drafter: Drafter, tokens: Tensor, features: Tensor, anchors: Tensor, embedding: Tensor) -> Tensor:
-    """Cross entropy of the 15 positions after each anchor, weighted exp(-(k - 1) / 7); positions past the end count 0."""
+    """Cross entropy of the 15 positions after each anchor, weighted exp(-(k - 1) / 7); past the end counts 0."""
     hidden = drafter(tokens, features, anchors, embedding)
     ahead = torch.arange(1, BLOCK, device=tokens.device)
     index = anchors[..., None] + ahead

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the pair: `python -m aeon_ddtree.proving_ground.train.evaluate --target DIR --drafter DIR --corpus DIR --json FILE`.
+"""Measure the pair on held-out text and prompts.
+
+`python -m aeon_ddtree.proving_ground.train.evaluate --target DIR --drafter DIR --corpus DIR --json FILE`
+
 
 Weights as shipped (bf16 values), fp32 arithmetic, held-out prompts. Trees by prefix (see prefix_trees).
 """
@@ -213,10 +216,12 @@ def main() -> None:
             rows.append(row)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     report: dict[str, Any] = {
-        "what": "proving pair: held-out quality and speculation by prefix", "command": " ".join(sys.argv), "commit": commit,
+        "what": "proving pair: held-out quality and speculation by prefix", "command": " ".join(sys.argv),
+        "commit": commit,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else f"cpu ({platform.machine()})",
         "dtype": "float32", "torch": torch.__version__, "python": platform.python_version(), "seed": options.seed,
-        "prompts_per_category": options.per_category, "trees": {k: {"budget": b, "spine": s} for k, (b, s) in TREES.items()},
+        "prompts_per_category": options.per_category,
+        "trees": {k: {"budget": b, "spine": s} for k, (b, s) in TREES.items()},
     }  # fmt: skip
     for sampled in () if options.no_speculation else (False, True):
         for new, found in speculate(target, drafter, rows, tokenizer, options.tokens, sampled, options.seed).items():

@@ -45,7 +45,7 @@ class Muon:
     def step(self) -> None:
         """One update from the gradients."""
         for group, buffer in zip(self.groups, self.buffers, strict=True):
-            grad = torch.stack([p.grad for p in group])
+            grad = torch.stack([p.grad for p in group if p.grad is not None])
             buffer.mul_(self.momentum).add_(grad, alpha=1 - self.momentum)
             update = orthogonalise(grad.lerp(buffer, self.momentum))
             rows, cols = group[0].shape
@@ -59,7 +59,9 @@ class MixedOptimizer:
     """Muon for matrices whose both sides are ≥ 64 (embeddings excepted), AdamW (.9, .95) for everything else."""
 
     def __init__(self, model: nn.Module, muon_lr: float, adam_lr: float, decay: float = 0.1) -> None:
-        matrices, plain, bare = [], [], []
+        matrices: list[nn.Parameter] = []
+        plain: list[nn.Parameter] = []
+        bare: list[nn.Parameter] = []
         for name, p in model.named_parameters():
             if p.dim() == 2 and min(p.shape) >= 64 and "embed" not in name:
                 matrices.append(p)

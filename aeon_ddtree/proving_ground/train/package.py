@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put a trained pair into the package: `python -m aeon_ddtree.proving_ground.train.package --target DIR --drafter DIR --corpus DIR`.
+"""Put a trained pair into the package.
 
-Adds the (initialised, untrained) vision tower, tokenizer, chat template and processor files, copies the held-out
-prompts and the corpus recipe, and refuses a pair above the size limit.
+`python -m aeon_ddtree.proving_ground.train.package --target DIR --drafter DIR --corpus DIR`
+
+Adds the (initialised, untrained) vision tower, tokenizer, chat template and processor files, and refuses a pair above
+the size limit. Written into the package itself, the held-out prompts and the corpus recipe go along.
 """
 
 from __future__ import annotations
@@ -32,8 +34,6 @@ def package(target: Path, drafter: Path, corpus: Path, weights: Path, vision_see
         raise ValueError(
             f"the pair takes {size} bytes, the limit is {LIMIT_BYTES}: shrink the drafter or the vision tower"
         )
-    shutil.copy(corpus / "prompts.jsonl", weights.parent / "prompts.jsonl")
-    shutil.copy(corpus / "recipe.json", weights.parent / "corpus" / "recipe.json")
     return size
 
 
@@ -46,6 +46,9 @@ def main() -> None:
     parser.add_argument("--vision-seed", type=int, default=20261129)
     options = parser.parse_args()
     size = package(options.target, options.drafter, options.corpus, options.weights, options.vision_seed)
+    if options.weights == HERE / "weights":
+        shutil.copy(options.corpus / "prompts.jsonl", HERE / "prompts.jsonl")
+        shutil.copy(options.corpus / "recipe.json", HERE / "corpus" / "recipe.json")
     print(f"{options.weights}: {size / 2**20:.2f} MiB")
 
 

@@ -30,7 +30,7 @@ def chain_accepts(draft: Draft, continuation: np.ndarray) -> int:
 
 
 def tree_accepts(draft: Draft, continuation: np.ndarray, budget: int, spine: int) -> int:
-    """Longest prefix of `continuation` inside the best-first tree of `budget` nodes whose first `spine` nodes are rank 0.
+    """Longest prefix of `continuation` inside the best-first tree of `budget` nodes, the first `spine` of rank 0.
 
     A node at depth d with rank r scores its parent's score plus logp[d, r]. Ties: lower rank, then older parent.
     """
@@ -69,7 +69,7 @@ def tree_accepts(draft: Draft, continuation: np.ndarray, budget: int, spine: int
 
 @dataclass
 class Walk:
-    """Steps and emitted tokens of one simulated decode; `miss_ranks` holds the chain's first misses (−1: not in the top)."""
+    """Steps and emitted tokens of one simulated decode; `miss_ranks`: the first misses (−1: not among the top)."""
 
     steps: int = 0
     tokens: int = 0

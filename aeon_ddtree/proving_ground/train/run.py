@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aeon_ddtree.proving_ground.train import architecture as arch
 from aeon_ddtree.proving_ground.train import checkpoint
 from aeon_ddtree.proving_ground.train.decoding import features_of, generate
 from aeon_ddtree.proving_ground.train.drafter import Drafter, drafter_loss
@@ -107,7 +106,7 @@ def train_target(
 
 @torch.no_grad()
 def own_text(target: Target, corpus: Corpus, count: int, length: int, batch: int) -> Tensor:
-    """[count, length] tokens: a 32-token prompt from the corpus continued by the target, alternately greedy and T = 1."""
+    """[count, length] tokens: 32-token prompts of the corpus continued by the target, in turn greedy and at T = 1."""
     parts = []
     for start in range(0, count, batch):
         rows = min(batch, count - start)

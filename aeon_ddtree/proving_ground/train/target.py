@@ -112,7 +112,10 @@ class GatedDeltaNet(nn.Module):
         weight = self.conv1d.weight[:, 0]
         length = x.shape[1]
         # Shifted sums fuse with their neighbours; depthwise conv1d is slow in bf16.
-        mixed = F.silu(sum(padded[:, i : i + length].float() * weight[:, i] for i in range(CONV))).to(x.dtype)
+        total = padded[:, :length].float() * weight[:, 0]
+        for i in range(1, CONV):
+            total = total + padded[:, i : i + length].float() * weight[:, i]
+        mixed = F.silu(total).to(x.dtype)
         out = gated_delta.chunked(*self._heads(x, mixed), compute)
         return self._finish(x, out)
 
@@ -144,7 +147,8 @@ class GatedAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v, gate = self._qkv(x, cos[:, None], sin[:, None])
         k, v = (t.repeat_interleave(HEADS // KV_HEADS, 2) for t in (k, v))
-        out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         return self.o_proj((out * gate.sigmoid()).flatten(-2))
 
     def decode(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, at: Tensor) -> Tensor:
@@ -182,7 +186,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, compute: torch.dtype) -> Tensor:
         y = self.input_layernorm(x).to(compute)
-        x = x + (self.linear_attn(y, compute) if self.linear_attn is not None else self.self_attn(y, cos, sin))
+        mixer = self.linear_attn
+        x = x + (mixer(y, compute) if mixer is not None else self.self_attn(y, cos, sin))  # type: ignore[misc]
         return x + self.mlp(self.post_attention_layernorm(x).to(compute))
 
     def decode(
@@ -229,7 +234,7 @@ class Target(nn.Module):
         device, caches = self.embed_tokens.weight.device, []
         for layer in self.layers:
             if layer.linear_attn is not None:
-                width = sum(layer.linear_attn.split)
+                width = (2 * K_HEADS + V_HEADS) * LINEAR_DIM
                 caches.append(
                     LayerCache(
                         conv=torch.zeros(batch, CONV, width, device=device, dtype=self.compute),
