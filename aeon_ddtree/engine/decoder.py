@@ -171,10 +171,15 @@ def _serve(pipe: Any, environment: dict[str, str], arguments: dict[str, Any]) ->
         pipe.send((False, traceback.format_exc()))
         return
     pipe.send((True, None))
-    while (call := pipe.recv()) is not None:
-        name, args = call
+    while True:
         try:
+            call = pipe.recv()
+            if call is None:
+                return
+            name, args = call
             pipe.send((True, getattr(engine, name)(*args)))
+        except EOFError:  # the parent is gone
+            return
         except BaseException:
             pipe.send((False, traceback.format_exc()))
 

@@ -28,13 +28,11 @@ def seed_of(request: Any, engine_seed: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def params_of(request: Any, engine_seed: int) -> RequestParams:
+def params_of(request: Any, engine_seed: int, vocab_size: int) -> RequestParams:
     """vLLM's request state as the sampler sees it. Histories are referenced, and only where a parameter reads them."""
     wanted = request.sampling_params
     bad_words = wanted.bad_words_token_ids or ()
-    penalties = (
-        wanted.repetition_penalty != 1.0 or wanted.frequency_penalty != 0.0 or wanted.presence_penalty != 0.0
-    )
+    penalties = wanted.repetition_penalty != 1.0 or wanted.frequency_penalty != 0.0 or wanted.presence_penalty != 0.0
     reads_history = penalties or bool(bad_words)
     return RequestParams(
         temperature=wanted.temperature,
@@ -51,15 +49,15 @@ def params_of(request: Any, engine_seed: int) -> RequestParams:
         allowed_token_ids=wanted.allowed_token_ids,
         bad_words_token_ids=bad_words,
         min_tokens=wanted.min_tokens,
-        stop_token_ids=tuple(wanted.all_stop_token_ids),
+        # vLLM accepts any number here; one outside the vocabulary is never drawn, so there is nothing to forbid.
+        stop_token_ids=tuple(token for token in wanted.all_stop_token_ids if 0 <= token < vocab_size),
     )
 
 
-def sampling_state(
-    requests: Sequence[Any], vocab_size: int, base_index: Tensor, engine_seed: int
-) -> SamplingState:
+def sampling_state(requests: Sequence[Any], vocab_size: int, base_index: Tensor, engine_seed: int) -> SamplingState:
     """The batch's state. base_index [R] is the output length before this step, as the device knows it."""
-    state = build_sampling_state([params_of(r, engine_seed) for r in requests], vocab_size, base_index.device)
+    params = [params_of(request, engine_seed, vocab_size) for request in requests]
+    state = build_sampling_state(params, vocab_size, base_index.device)
     if state.min_tokens is not None:
         state = replace(state, output_len=base_index)
     return state

@@ -49,14 +49,16 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({"mode": "plain"}, ROOMY),
     "tree": (TREE, ROOMY),
     "chain": ({"mode": "chain"}, ROOMY),
-    # A KV cache for two long requests, fewer tokens a step than requests x W, and a short context.
+    # A short context, fewer tokens a step than requests x W, and seven blocks: a request takes one for its states and
+    # one per 144 tokens.
     "small": (
         TREE,
         {
             "max_model_len": SMALL_MODEL_LEN,
             "max_num_batched_tokens": SMALL_TOKENS,
             "max_num_seqs": 8,
-            "num_gpu_blocks_override": 14,
+            "block_size": 16,
+            "num_gpu_blocks_override": 8,
         },
     ),
 }

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from aeon_ddtree.engine.decoder import Completion, Decoder, DecodeRequest
 
 BUDGET = 31
@@ -30,6 +32,15 @@ class Pair:
     target: Path
     drafter: Path
     prompts: list[str]
+
+    def ids(self, first: int, last: int) -> list[int]:
+        """Token ids of the prompts first .. last - 1, line by line."""
+        tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
+        return tokenizer.encode("\n".join(self.prompts[first:last])).ids
+
+    def decode(self, token_id: int) -> str:
+        """Text of one token on its own."""
+        return Tokenizer.from_file(str(self.target / "tokenizer.json")).decode([token_id])
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,6 @@ pytestmark = pytest.mark.engine
 W = BUDGET + 1
 
 
-def token_ids(plain: Decoder, text: str, count: int) -> list[int]:
-    """Exactly `count` tokens of a text, repeated as often as needed."""
-    (done,) = plain.run([DecodeRequest(text, {"temperature": 0.0, "max_tokens": 1})])
-    ids = done[0].prompt_token_ids
-    assert ids
-    return (ids * (count // len(ids) + 1))[:count]
-
-
 def test_batch_of_different_trees(plain: Decoder, tree: Decoder, pair: Pair) -> None:
     requests = greedy_and_seeded(pair.prompts[::60][:4], max_tokens=32)
     for run in same_as_plain(plain, tree, requests):
@@ -50,7 +42,7 @@ def test_prompt_lengths_around_the_window_and_the_block(
     plain: Decoder, tree: Decoder, pair: Pair, lengths: tuple[int, ...]
 ) -> None:
     """A prompt of W tokens must not be taken for a window, nor one token for a decoding step."""
-    ids = token_ids(plain, pair.prompts[3], W + 1)
+    ids = pair.ids(3, 6)
     requests = greedy_and_seeded([ids[-count:] for count in lengths], max_tokens=20)[:8]
     for run in same_as_plain(plain, tree, requests):
         run.branched()
@@ -61,7 +53,7 @@ def test_prompt_lengths_around_the_window_and_the_block(
 
 def test_a_one_token_prompt_starts_from_nothing(plain: Decoder, tree: Decoder, pair: Pair) -> None:
     """Its one row must not read the state that the slot's last request left; alone it is also in slot 0."""
-    ids = token_ids(plain, pair.prompts[0], 40)
+    ids = pair.ids(0, 3)[:40]
     one = DecodeRequest(ids[:1], {"temperature": 0.0, "max_tokens": 16})
     first = tree.run([one])
     assert_same(plain, [one], plain.run([one]), first, "fresh")
@@ -73,7 +65,8 @@ def test_a_one_token_prompt_starts_from_nothing(plain: Decoder, tree: Decoder, p
 def test_chunked_prompts_beside_trees(plain: Decoder, tree: Decoder, pair: Pair) -> None:
     """Prompts longer than a step's tokens, while others decode trees."""
     short = greedy_and_seeded(pair.prompts[7::90][:2], max_tokens=40)
-    long_ids = token_ids(plain, "\n".join(pair.prompts[:12]), 900)
+    long_ids = pair.ids(0, 24)[:900]
+    assert len(long_ids) == 900
     long = greedy_and_seeded([long_ids, long_ids[100:801]], seed=31, max_tokens=24)
     requests = [*short, *(replace(request, arrival=2 + index) for index, request in enumerate(long))]
     tree.rpc(watch_steps, True)

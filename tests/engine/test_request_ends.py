@@ -83,8 +83,8 @@ def test_stop_token_ids(plain: Decoder, tree: Decoder, free_runs: Any, min_token
 
 
 @pytest.mark.parametrize("included", [False, True])
-def test_stop_strings(plain: Decoder, tree: Decoder, free_runs: Any, included: bool) -> None:
-    pieces = texts_of(plain, free_runs)
+def test_stop_strings(plain: Decoder, tree: Decoder, pair: Pair, free_runs: Any, included: bool) -> None:
+    pieces = {id(free): [pair.decode(token) for token in free.token_ids] for _, free in free_runs}
 
     def fits(sequence: Completion, index: int) -> bool:
         piece = pieces[id(sequence)][index]
@@ -105,19 +105,6 @@ def test_stop_strings(plain: Decoder, tree: Decoder, free_runs: Any, included: b
             assert sequence.logprobs is not None and len(sequence.logprobs) == index + 1
             assert (sequence.finish_reason, sequence.stop_reason) == ("stop", piece)
             assert sequence.text.endswith(piece) == included
-
-
-def texts_of(plain: Decoder, free_runs: Any) -> dict[int, list[str]]:
-    """Text of every token as it is detokenised, taken from plain decoding's stream."""
-    tokenizer = plain.rpc(_tokenizer_name)
-    from transformers import AutoTokenizer
-
-    decode = AutoTokenizer.from_pretrained(tokenizer).decode
-    return {id(sequence): [decode([token]) for token in sequence.token_ids] for _, sequence in free_runs}
-
-
-def _tokenizer_name(worker: Any) -> str:
-    return worker.model_config.tokenizer
 
 
 def test_a_stop_string_across_tokens(plain: Decoder, tree: Decoder, free_runs: Any) -> None:

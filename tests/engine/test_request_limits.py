@@ -13,13 +13,6 @@ pytestmark = pytest.mark.engine
 W = BUDGET + 1
 
 
-def ids_of(plain: Decoder, text: str) -> list[int]:
-    (done,) = plain.run([DecodeRequest(text, {"temperature": 0.0, "max_tokens": 1})])
-    ids = done[0].prompt_token_ids
-    assert ids
-    return ids
-
-
 def test_a_token_budget_below_requests_times_w(plain: Decoder, small: Decoder, pair: Pair) -> None:
     """The scheduler cuts windows; what is left of a tree is a smaller tree, at last the root alone."""
     assert SMALL_TOKENS < 2 * W
@@ -35,7 +28,7 @@ def test_a_token_budget_below_requests_times_w(plain: Decoder, small: Decoder, p
 
 def test_prompt_chunks_and_squeezed_trees(plain: Decoder, small: Decoder, pair: Pair) -> None:
     """A prompt is cut into chunks of whatever the trees before it leave; its last chunk may be one token."""
-    ids = ids_of(plain, "\n".join(pair.prompts[:4]))
+    ids = pair.ids(0, 4)
     prompts = [ids[:150], ids[: SMALL_TOKENS + 1], ids[20 : 20 + W], ids[:1]]
     requests = staggered(greedy_and_seeded(prompts, max_tokens=16), every=2)[:6]
     for run in same_as_plain(plain, small, requests):
@@ -55,7 +48,7 @@ def test_fewer_tokens_left_than_a_window(plain: Decoder, small: Decoder, pair: P
 
     Plain decoding has a longer context here, so its reference ends by max_tokens at the same place.
     """
-    ids = ids_of(plain, "\n".join(pair.prompts[8:20]))[: SMALL_MODEL_LEN - 1 - left]
+    ids = pair.ids(8, 20)[: SMALL_MODEL_LEN - 1 - left]
     assert len(ids) == SMALL_MODEL_LEN - 1 - left
     fits = 1 + left
     wanted = greedy_and_seeded([ids], max_tokens=fits, ignore_eos=True)
@@ -68,7 +61,7 @@ def test_fewer_tokens_left_than_a_window(plain: Decoder, small: Decoder, pair: P
 
 def test_up_to_the_model_length_without_max_tokens(plain: Decoder, small: Decoder, pair: Pair) -> None:
     """It ends at the model length by itself, beside a request that goes on with whole windows."""
-    ids = ids_of(plain, "\n".join(pair.prompts[8:20]))[: SMALL_MODEL_LEN - 40]
+    ids = pair.ids(8, 20)[: SMALL_MODEL_LEN - 40]
     short = pair.prompts[60][:60]
     wanted = [
         DecodeRequest(ids, {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}),
@@ -82,7 +75,7 @@ def test_up_to_the_model_length_without_max_tokens(plain: Decoder, small: Decode
 
 def test_preemption(plain: Decoder, small: Decoder, pair: Pair) -> None:
     """Preempted requests lose KV, state and tree, are recomputed from prompt and output, and end with the same text."""
-    ids = ids_of(plain, "\n".join(pair.prompts[:12]))
+    ids = pair.ids(0, 12)
     prompts = [ids[start : start + 125] for start in (0, 60, 200)]
     requests = staggered(greedy_and_seeded(prompts, max_tokens=60, ignore_eos=True), every=4)
     small.rpc(watch_steps, True)
@@ -98,7 +91,7 @@ def test_preemption(plain: Decoder, small: Decoder, pair: Pair) -> None:
 
 def test_preemption_with_penalties_and_grammar(plain: Decoder, small: Decoder, pair: Pair) -> None:
     """What a sampler remembers of a request survives its preemption."""
-    ids = ids_of(plain, "\n".join(pair.prompts[30:42]))
+    ids = pair.ids(30, 42)
     requests = staggered(
         [
             *greedy_and_seeded([ids[:130]], max_tokens=50, ignore_eos=True, presence_penalty=0.8, bad_words=[" the"]),

@@ -21,7 +21,7 @@ AT_ANY_TEMPERATURE: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.25},
     "all_penalties": {"presence_penalty": 0.3, "frequency_penalty": 0.3, "repetition_penalty": 1.1},
     "logit_bias": {"logit_bias": {5: 2.5, 13: -100.0, 40: 1.0}},
-    "bad_words": {"bad_words": [" the", "(self", ", and", "\n"]},
+    "bad_words": {"bad_words": [" the", "(self", ", and", "="]},
     "allowed_token_ids": {"allowed_token_ids": list(range(0, 2900, 1))},
 }
 
