@@ -19,7 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
-from aeon_ddtree.proving_ground.parity_plan import PROMPTS, TREE_OPTIONS, ParityError, Settings, load_prompts, select
+from aeon_ddtree.proving_ground.pair import PROMPTS_FILE
+from aeon_ddtree.proving_ground.parity_plan import TREE_OPTIONS, ParityError, Settings, load_prompts, select
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--recipe", default=os.environ.get("DDTREE_RECIPE") or "proving-ground", help="name or path of a recipe")
     add("--prompts", type=int, default=200, help="prompts at the larger batch (default %(default)s)")
     add("--single-prompts", type=int, default=24, help="prompts decoded one at a time, where --batch has 1")
-    add("--prompts-file", type=Path, default=PROMPTS, help='JSON lines of {"id", "category", "prompt"}')
+    add("--prompts-file", type=Path, default=PROMPTS_FILE, help='JSON lines of {"id", "category", "prompt"}')
     add("--max-tokens", type=int, default=64, help="tokens per prompt (default %(default)s)")
     add("--budgets", type=_list_of(int, "whole numbers"), default=(7, 15, 31, 63), metavar="B,B…")
     add("--commit", type=_list_of(_commit, "flat or branch or both"), default=("flat", "branch"))

@@ -90,8 +90,8 @@ def differences(
     for index, (prompt, a, b) in enumerate(zip(prompts, plain, got)):
         position = first_difference(a, b)
         if position is not None:
-            tokens = [each.tokens[position] if position < len(each.tokens) else None for each in (a, b)]
-            found.append((index, Difference(prompt.id, prompt.category, case, against, position, *tokens)))
+            ours, theirs = (each.tokens[position] if position < len(each.tokens) else None for each in (a, b))
+            found.append((index, Difference(prompt.id, prompt.category, case, against, position, ours, theirs)))
     return found
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
 SWEEP_BUDGET = 31
 """Budget at which options are swept, where it is among the budgets of the run."""
 
@@ -171,7 +170,9 @@ def arrivals(count: int, batch: int, seed: int) -> list[int]:
 
 def cases_of(settings: Settings) -> dict[EngineKey, list[Case]]:
     """The cases of every engine; plain first, then the engines that take longest."""
-    tree_keys = [EngineKey("tree", budget) for budget in sorted(settings.budgets, reverse=True)]
+    swept = sweep_budget(settings) if settings.sweep else None
+    budgets = sorted(settings.budgets, key=lambda budget: (budget != swept, -budget))
+    tree_keys = [EngineKey("tree", budget) for budget in budgets]
     found: dict[EngineKey, list[Case]] = {key: [] for key in (EngineKey("plain"), *tree_keys, EngineKey("chain"))}
     for batch in settings.batches:
         kind = "single" if batch == 1 else "main"
