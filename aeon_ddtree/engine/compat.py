@@ -15,7 +15,7 @@ class SeamError(RuntimeError):
 
 
 def install() -> None:
-    _allow_every_sampling_parameter()
+    _sampling_parameters_that_our_sampler_knows()
     _no_slots_for_the_drafter()
     _one_state_slot_per_request()
     _nothing_after_a_stop_string()
@@ -44,16 +44,23 @@ def _replace(owner: Any, name: str, parameters: tuple[str, ...], make: Callable[
         setattr(owner, name, replacement)
 
 
-def _allow_every_sampling_parameter() -> None:
-    """Symptom: min_p and logit_bias are answered with an error as soon as a drafter is configured.
-    Cause: the stock rejection sampler cannot apply them per drafted row; ours samples every row with all of them.
+UNSUPPORTED_PARAMETERS = ("logprob_token_ids", "thinking_token_budget")
+"""Sampling parameters that our sampler does not know: refused, because it would ignore them."""
+
+
+def _sampling_parameters_that_our_sampler_knows() -> None:
+    """Symptom: min_p and logit_bias are answered with an error as soon as a drafter is configured, and what our sampler
+    does not know is ignored.
+    Cause: vLLM checks for its own samplers. Ours applies all the others to every row.
     Remove when: vLLM asks the worker which parameters its sampler supports."""
     from vllm.sampling_params import SamplingParams
 
-    def accept(self: SamplingParams, speculative_config: Any) -> None:
-        return None
+    def validate(self: SamplingParams, speculative_config: Any) -> None:
+        for name in UNSUPPORTED_PARAMETERS:
+            if getattr(self, name, None) is not None:
+                raise ValueError(f"{name} is not supported by DDTree's sampler in any mode: leave it out")
 
-    _replace(SamplingParams, "_validate_spec_decode", ("self", "speculative_config"), lambda original: accept)
+    _replace(SamplingParams, "_validate_spec_decode", ("self", "speculative_config"), lambda original: validate)
 
 
 def _no_slots_for_the_drafter() -> None:

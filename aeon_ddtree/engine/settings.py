@@ -97,5 +97,7 @@ def check(config: VllmConfig) -> None:
         raise OptionsError("--enable-lora: not supported together with DDTree's layers; start without it")
     if config.parallel_config.pipeline_parallel_size > 1:
         raise OptionsError("--pipeline-parallel-size: accepted paths do not cross stages; use tensor parallelism")
+    if config.model_config.logits_processors:
+        raise OptionsError("--logits-processors: DDTree's sampler does not run them; start without any")
     if config.model_config.logprobs_mode not in ("raw_logprobs", "raw_logits"):
         raise OptionsError(f"--logprobs-mode {config.model_config.logprobs_mode}: use raw_logprobs or raw_logits")

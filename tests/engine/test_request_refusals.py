@@ -29,6 +29,7 @@ MALFORMED: dict[str, tuple[Any, dict[str, Any]]] = {
     "schema that is none": ("x", {"structured_outputs": {"json": '{"type": "objekt"'}}),
     "unknown parameter": ("x", {"temprature": 1.0}),
     "penalty out of range": ("x", {"presence_penalty": 3.0}),
+    "log-probabilities of chosen tokens": ("x", {"max_tokens": 4, "logprob_token_ids": [5, 6]}),
     "stop string without text": ("x", {"stop": ["a"], "detokenize": False}),
 }
 
