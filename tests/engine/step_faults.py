@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that others have shipped, planted one at a time in the engine's process; `Probe.remove` takes them out again."""
+"""Faults that others have shipped, planted alone in the engine's process; `Probe.remove` takes them out."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,14 +14,16 @@ from torch import Tensor
 
 
 def sibling_visible(probe: Probe) -> None:
-    """Attention: a node also sees its siblings."""
+    """Attention: a node also sees its siblings. Recurrence and convolution keep to the ancestors."""
+    from aeon_ddtree.engine import attention
 
-    def visible(group: Any) -> Tensor:
-        parent = group.parent
-        sibling = (parent[:, :, None] == parent[:, None, :]) & (parent >= 0)[:, :, None]
-        return group.visible | sibling
+    def seen(given: dict[str, Any]) -> None:
+        group = probe.runner._step.tree_group
+        if group is not None and given["visible"] is group.visible:
+            sibling = (group.parent[:, :, None] == group.parent[:, None, :]) & (group.parent >= 0)[:, :, None]
+            given["visible"] = group.visible | sibling
 
-    _tree_group(probe, lambda group: {"visible": visible(group)})
+    _arguments(probe, attention, "tree_attention", seen)
 
 
 def neighbours_state(probe: Probe) -> None:
@@ -136,17 +139,29 @@ def _tree_group(probe: Probe, changes: Callable[[Any], dict[str, Tensor]]) -> No
 def _parents_in_row_order(probe: Probe, kernel: str) -> None:
     from aeon_ddtree.engine import gdn
 
-    at = {"gated_delta_tree": 9, "causal_conv_tree": 5}[kernel]
+    def flatten(given: dict[str, Any]) -> None:
+        parent = given["parent"]
+        given["parent"] = torch.where(parent >= 0, torch.arange(parent.shape[1]) - 1, parent)
+        if "ancestors" in given:
+            given["ancestors"] = None
+
+    _arguments(probe, gdn, kernel, flatten)
+
+
+def _arguments(probe: Probe, module: Any, kernel: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what `module` hands to a kernel, by parameter name."""
 
     def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            parent = args[at]
-            before = torch.where(parent >= 0, torch.arange(parent.shape[1]) - 1, parent)
-            return original(*args[:at], before, *args[at + 1 :], **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            change(bound.arguments)
+            return original(*bound.args, **bound.kwargs)
 
         return wrapped
 
-    probe.replace(gdn, kernel, make)
+    probe.replace(module, kernel, make)
 
 
 def _drafter_path(probe: Probe, change: Callable[[Tensor], Tensor]) -> None:

@@ -205,7 +205,9 @@ class Probe:
                 for index, req_id in enumerate(req_ids):
                     coming = continuations[self.request(req_id)][int(done[index]) :][: random.integers(0, reach + 1)]
                     count = int(random.integers(1, tree.budget + 1)) if padded else tree.budget
-                    made = random_tree(random, min(count, runner.horizon) if chains else count, runner.horizon, coming, chains)
+                    made = random_tree(
+                        random, min(count, runner.horizon) if chains else count, runner.horizon, coming, chains
+                    )
                     count = len(made[0])
                     for target, values in ((token, made[0]), (parent, made[1]), (depth, made[2])):
                         target[index, 1:] = -1 if target is parent else 0

@@ -29,7 +29,7 @@ def narrow(pair: Any) -> Iterator[Decoder]:
 
 @pytest.mark.parametrize("commit", ["branch", "flat"])
 def test_drafter_context_and_logits(tree: Decoder, plain: Decoder, truth: checks.Truth, commit: str) -> None:
-    """After every step, off-spine acceptances included: K/V of every drafter layer, and the logits of all k positions."""
+    """After every step, off-spine acceptances included: K/V of every drafter layer, logits of all k positions."""
     outputs = checks.plain_outputs(plain, truth.prompts)
     done = checks.record(
         tree, truth.prompts, max_tokens=24, what=("state",), guide=outputs, options={"commit": commit}, seed=7
@@ -60,7 +60,11 @@ def test_budget_leaves_the_drafter_alone(tree: Decoder, narrow: Decoder, plain: 
         done = checks.record(decoder, truth.prompts, max_tokens=12, what=("state",), guide=outputs, reach=0)
         windows = {len(step["tree"]["token"]) for request in done for step in request.trees}
         drafted.append(
-            {(i, step["draft_context"]): step["draft_logits"] for i, request in enumerate(done) for step in request.steps}
+            {
+                (i, step["draft_context"]): step["draft_logits"]
+                for i, request in enumerate(done)
+                for step in request.steps
+            }
         )
         assert len(windows) == 1
         assert (windows.pop() - 1 < truth.drafter.block - 1) == (decoder is narrow)

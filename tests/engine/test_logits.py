@@ -19,7 +19,7 @@ def test_rows_of_random_trees(tree: Decoder, plain: Decoder, truth: checks.Truth
     )
     assert checks.off_spine(done) > 0
     assert checks.node_logits(done, checks.replay_fp64(truth)) >= 100
-    assert checks.node_logits(done, checks.replay_plain(plain), every=3) >= 40
+    assert checks.node_logits(done, checks.replay_plain(plain), every=4) >= 40
 
 
 @pytest.mark.parametrize("commit", ["branch", "flat"])
@@ -34,8 +34,8 @@ def test_rows_of_drafted_trees(tree: Decoder, plain: Decoder, truth: checks.Trut
     )
     parents = [step["tree"]["parent"] for request in done for step in request.trees]
     assert all(parent != list(range(-1, len(parent) - 1)) for parent in parents), "a tree did not branch"
-    assert checks.node_logits(done, checks.replay_fp64(truth), every=2) >= 100
-    assert checks.node_logits(done, checks.replay_plain(plain), every=4) >= 40
+    assert checks.node_logits(done, checks.replay_fp64(truth), every=4) >= 100
+    assert checks.node_logits(done, checks.replay_plain(plain), every=8) >= 40
 
 
 def test_rows_of_chains(tree: Decoder, plain: Decoder, truth: checks.Truth) -> None:
@@ -44,7 +44,7 @@ def test_rows_of_chains(tree: Decoder, plain: Decoder, truth: checks.Truth) -> N
     done = checks.record(tree, truth.prompts, max_tokens=12, what=("logits",), guide=outputs, chains=True, seed=2)
     for request in done:
         for step in request.trees:
-            assert step["tree"]["parent"] == list(range(-1, truth.drafter.block - 2))
+            assert step["tree"]["parent"] == list(range(-1, truth.drafter.block - 1))
     assert checks.node_logits(done, checks.replay_fp64(truth)) >= 100
     assert checks.node_logits(done, checks.replay_plain(plain), every=4) >= 40
 

@@ -32,7 +32,7 @@ def test_state_after_every_commit(tree: Decoder, plain: Decoder, truth: checks.T
     done = checks.record(
         tree,
         prompts,
-        max_tokens=128 if commit == "branch" else 80,
+        max_tokens=128 if commit == "branch" else 96,
         what=("state",),
         guide=outputs,
         reach=3,
