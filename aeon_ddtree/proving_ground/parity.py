@@ -178,7 +178,7 @@ class _Progress:
 def parity(arguments: argparse.Namespace, command: str) -> int:
     """Decode, judge, write the report and print its table; the exit code."""
     from aeon_ddtree.engine.decoder import DecoderError
-    from aeon_ddtree.proving_ground import parity_report
+    from aeon_ddtree.proving_ground import parity_origin, parity_report
     from aeon_ddtree.proving_ground.parity_run import Harness, Pair
 
     models = resolve_models(arguments.recipe, arguments.device)
@@ -215,9 +215,9 @@ def parity(arguments: argparse.Namespace, command: str) -> int:
         "started": began.isoformat(timespec="seconds"),
         "ended": ended.isoformat(timespec="seconds"),
         "seconds": round((ended - began).total_seconds(), 1),
-        "source": parity_report.commit_of(Path(__file__).resolve().parents[2]),
-        "versions": parity_report.versions(),
-        "device": parity_report.device_of(models.device, threads, parallel),
+        "source": parity_origin.commit_of(Path(__file__).resolve().parents[2]),
+        "versions": parity_origin.versions(),
+        "device": parity_origin.device_of(models.device, threads, parallel),
     }
     report = parity_report.build(runs, settings, head)
     arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -9,6 +9,8 @@ from aeon_ddtree.proving_ground.parity_judge import Decoded
 from aeon_ddtree.proving_ground.parity_plan import Case, EngineKey
 from aeon_ddtree.proving_ground.parity_run import Run
 
+BRANCH = {"commit": "branch", "topology": "best_first", "ranking": "greedy"}
+
 
 def decoding(mode, budget, counts, temperature=0.0, **options):
     """A run of one prompt per category; counts: (tokens, steps) of each."""
@@ -30,7 +32,7 @@ def test_the_step_of_the_prompt_does_not_count():
 
 
 def test_a_run_in_the_report():
-    described = parity_report.describe(decoding("tree", 31, [(9, 5), (13, 4)], commit="branch", topology="best_first"))
+    described = parity_report.describe(decoding("tree", 31, [(9, 5), (13, 4)], **BRANCH))
     assert described["tokens_per_step_by_category"] == {"coding": 2.0, "math": 4.0}
     assert described["tokens_per_step"] == pytest.approx(20 / 7)
     assert described["tokens_per_step_mean_of_categories"] == 3.0
@@ -41,7 +43,7 @@ def test_a_run_in_the_report():
 
 
 def test_ratios_are_of_means_and_by_category():
-    tree = decoding("tree", 31, [(9, 5), (13, 4)], commit="branch", topology="best_first")
+    tree = decoding("tree", 31, [(9, 5), (13, 4)], **BRANCH)
     chain = decoding("chain", 0, [(9, 9), (13, 5)], ranking="greedy")
     hotter = decoding("chain", 0, [(9, 9), (13, 5)], temperature=1.0, ranking="greedy")
     (row,) = parity_report.ratios([tree, chain, hotter])
@@ -53,7 +55,7 @@ def test_ratios_are_of_means_and_by_category():
 
 def test_goals_say_what_was_not_measured():
     runs = [
-        decoding("tree", 31, [(9, 5), (13, 4)], commit="branch", topology="best_first"),
+        decoding("tree", 31, [(9, 5), (13, 4)], **BRANCH),
         decoding("chain", 0, [(9, 9), (13, 5)], ranking="greedy"),
     ]
     goals = {
@@ -62,6 +64,9 @@ def test_goals_say_what_was_not_measured():
     }
     assert goals["tree B=31 branch / chain at T=0, mean, at least"] is True
     assert goals["tree B=31 branch / greedy chain at T=1, mean, at least"] is None
+    assert goals["tree / chain, branch, least over budgets >= 15, at least"] is True
+    assert goals["tree / chain, flat, least over budgets >= 15, at least"] is None
+    assert goals["fallbacks to a chain, at most"] is True
     assert goals["right tokens after them, at least"] is False
     assert goals["differences inside the rule, at most"] is True
 
