@@ -186,7 +186,15 @@ class Harness:
         prompts = self.prompts[case.kind]
         steps = arrivals(len(prompts), case.batch, self.settings.seed)
         requests = [
-            DecodeRequest(prompt.text, self._params(prompt, case.temperature, self.settings.max_tokens), arrival)
+            DecodeRequest(
+                prompt.text,
+                {
+                    "temperature": case.temperature,
+                    "seed": seed_of(prompt, self.settings),
+                    "max_tokens": self.settings.max_tokens,
+                },
+                arrival,
+            )
             for prompt, arrival in zip(prompts, steps)
         ]
         decoder.stats(reset=True)
@@ -199,9 +207,6 @@ class Harness:
             self._done += 1
             self._tell(f"{self._done}/{self._total} {case}: {len(prompts)} prompts in {seconds:.0f} s")
         return run, completions
-
-    def _params(self, prompt: Prompt, temperature: float, max_tokens: int) -> dict[str, Any]:
-        return {"temperature": temperature, "seed": seed_of(prompt, self.settings), "max_tokens": max_tokens}
 
     # -- judging
 
@@ -234,30 +239,35 @@ class Harness:
         prefix = list(reference.decoded[index].tokens[:position])
         is_fp32 = self.pair.dtype == "float32"
         seed, temperature = seed_of(prompt, self.settings), case.temperature
+        params = {"temperature": temperature, "seed": seed}
         with self._plain_lock:
-            row = self._row(plain.decoder, prompt.text, prompt, temperature, prefix)
+            row = logits_after(plain.decoder, prompt.text, params, prefix)
             if row is None:
                 return replace(difference, note="plain decoding took another way there when it was repeated alone")
-            prefilled = self._row(plain.decoder, plain.prompt_ids[prompt.id] + prefix, prompt, 0.0, [])
+            prefilled = logits_after(plain.decoder, plain.prompt_ids[prompt.id] + prefix, {"temperature": 0.0}, [])
         other = None
         if decoder is not None:
             decoder.configure(**case.options)
-            other = self._row(decoder, prompt.text, prompt, temperature, prefix)
+            other = logits_after(decoder, prompt.text, params, prefix)
         return judge(difference, rows=(row, prefilled, other), temperature=temperature, seed=seed, is_fp32=is_fp32)
 
-    def _row(
-        self, decoder: Decoder, text: str | list[int], prompt: Prompt, temperature: float, prefix: list[int]
-    ) -> Tensor | None:
-        """Logits [V] after `prefix`, decoding `text` alone; None where that takes another way before."""
-        import torch
 
-        from aeon_ddtree.engine.decoder import DecodeRequest
+def logits_after(
+    decoder: Decoder, text: str | list[int], params: Mapping[str, Any], prefix: Sequence[int]
+) -> Tensor | None:
+    """Logits [V] after `prefix`, decoding `text` alone with `params`; None where that takes another way before.
 
-        params = self._params(prompt, temperature, len(prefix) + 1) | {"logprobs": -1}
-        completion = decoder.run([DecodeRequest(text, params)])[0][0]
-        if completion.token_ids[: len(prefix)] != prefix or completion.logprobs is None:
-            return None
-        values = completion.logprobs[len(prefix)]
-        row = torch.full((max(values) + 1,), -torch.inf)
-        row[torch.tensor(list(values))] = torch.tensor(list(values.values()))
-        return row
+    With `logprobs_mode` raw_logprobs they are shifted by a constant, which no comparison of tokens sees.
+    """
+    import torch
+
+    from aeon_ddtree.engine.decoder import DecodeRequest
+
+    wanted = dict(params) | {"max_tokens": len(prefix) + 1, "logprobs": -1}
+    completion = decoder.run([DecodeRequest(text, wanted)])[0][0]
+    if completion.token_ids[: len(prefix)] != list(prefix) or completion.logprobs is None:
+        return None
+    values = completion.logprobs[len(prefix)]
+    row = torch.full((max(values) + 1,), -torch.inf)
+    row[torch.tensor(list(values))] = torch.tensor(list(values.values()))
+    return row

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from aeon_ddtree.engine.decoder import DecodeRequest
 from aeon_ddtree.proving_ground import parity
+from aeon_ddtree.proving_ground.parity_judge import Difference, judge, scores
+from aeon_ddtree.proving_ground.parity_run import logits_after
 
 ARGUMENTS = (
     "--recipe proving-ground --prompts 12 --single-prompts 2 --max-tokens 32 --budgets 31 --commit flat,branch "
@@ -54,3 +57,25 @@ class TestParity:
             assert run["verified_steps"] == sum(run["accepted_length"]) == run["steps"] - run["sequences"]
             assert run["emitted"] == accepted + run["verified_steps"] >= run["tokens"] - run["sequences"]
             assert not any(run["fallbacks"].values()), "nothing here squeezes a window"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_gap_that_judges_a_difference_is_that_of_the_engine(plain, tree, pair, temperature):
+    """Recomputed scores choose every token that the engine chose, and a false token there is not excused."""
+    params = {"temperature": temperature, "seed": 11}
+    (decoded,) = plain.run([DecodeRequest(pair.prompts[0], params | {"max_tokens": 8})])[0]
+    tokens = decoded.token_ids
+    for position in (0, 3, 7):
+        prefix = tokens[:position]
+        row = logits_after(plain, pair.prompts[0], params, prefix)
+        assert int(scores(row, temperature, 11, position).argmax()) == tokens[position]
+        prefilled = logits_after(plain, decoded.prompt_token_ids + prefix, {"temperature": 0.0}, [])
+        branched = logits_after(tree, pair.prompts[0], params, prefix)
+        for other in (prefilled, branched):
+            assert float((row - other).abs().max()) < 1e-3
+        worst = int(scores(row, temperature, 11, position).argmin())
+        difference = Difference("p", "c", "tree", "plain", position, tokens[position], worst)
+        verdict = judge(difference, rows=(row, prefilled, branched), temperature=temperature, seed=11, is_fp32=True)
+        assert not verdict.allowed and verdict.lead > 1 and verdict.gap > 0
+    assert logits_after(plain, pair.prompts[0], params, [tokens[0], tokens[1] ^ 1]) is None, "another way"

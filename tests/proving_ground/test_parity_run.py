@@ -83,7 +83,7 @@ def engine(monkeypatch):
             tokens, rows = [], []
             for _ in range(params["max_tokens"]):
                 row = Engine.model.row(text, given + tokens)
-                score = scores(row, params["temperature"], params["seed"], len(given + tokens))
+                score = scores(row, params["temperature"], params.get("seed", 0), len(given + tokens))
                 wrong = Engine.fault(self.options["mode"], self.options, text, len(given + tokens))
                 tokens.append(int(score.topk(1 + (wrong or 0)).indices[-1]))
                 rows.append(dict(enumerate(row.tolist())))
