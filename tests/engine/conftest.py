@@ -44,13 +44,19 @@ def pair() -> Pair:
 TREE: dict[str, Any] = {"mode": "tree", "budget": BUDGET, "commit": "branch", "ranking": "coupled", "tau": 0.7}
 """What the fixtures `tree` and `small` are set to before each test that uses them."""
 
-ROOMY = {"max_model_len": 1024, "max_num_batched_tokens": 512, "max_num_seqs": 8, "max_logprobs": -1}
+ROOMY = {
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 8,
+    "max_logprobs": -1,
+    "num_gpu_blocks_override": 80,
+}
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({"mode": "plain"}, ROOMY),
     "tree": (TREE, ROOMY),
     "chain": ({"mode": "chain"}, ROOMY),
-    # A short context, fewer tokens a step than requests x W, and seven blocks: a request takes one for its states and
-    # one per 144 tokens.
+    # A short context, fewer tokens a step than requests x W, and seven blocks of KV cache: a request takes one for its
+    # states and one per 144 tokens, of which vLLM allocates 2 B ahead.
     "small": (
         TREE,
         {

@@ -26,7 +26,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 CHOICES = ["yes", "no", "maybe so"]
-REGEX = r"\d{3}-[a-z]{4}( [a-f]+){2}"
+REGEX = r"\d{3}-[a-z]{4}( [a-f]{1,3}){2}"
 EBNF = 'root ::= "SELECT " ("a" | "b" | "count") " FROM " ("t1" | "t2")'
 
 GRAMMARS: dict[str, dict[str, Any]] = {
