@@ -90,7 +90,7 @@ def record(
     """Decode `prompts`, one arriving every second step, and return what happened.
 
     what: see `Probe.record`; options: of this run, beside DEFAULTS; guide: outputs known beforehand, for random trees
-    (`Probe.guide`, which takes `shape`); fault: one of `step_faults`. At T = 0 unless `params` says otherwise.
+    (`step_guide.guide`, which takes `shape`); fault: one of `step_faults`. At T = 0 unless `params` says otherwise.
     """
     guided = None if guide is None else {"continuations": [list(tokens) for tokens in guide], **shape}
     if options is not None or guide is not None:

@@ -70,6 +70,42 @@ def layer_not_folded(probe: Probe) -> None:
     probe.replace(commit, "apply_recurrent", make)
 
 
+def root_not_folded(probe: Probe) -> None:
+    """Commit: the state continues from the committed one with the accepted nodes alone."""
+    from aeon_ddtree.engine import commit
+
+    def without_root(given: dict[str, Any]) -> None:
+        plan = given["plan"]
+        path = torch.cat([plan.path[:, 1:], torch.full_like(plan.path[:, :1], -1)], dim=1)
+        given["plan"] = replace(plan, path=path, num_accepted=plan.num_accepted - 1)
+
+    _arguments(probe, commit, "apply_recurrent", without_root)
+
+
+def window_of_prefix(probe: Probe) -> None:
+    """Commit: the convolution's window moves along the first rows instead of the path."""
+    from aeon_ddtree.engine import commit
+
+    _arguments(probe, commit, "apply_conv", _prefix)
+
+
+def kv_not_moved(probe: Probe) -> None:
+    """Commit: keys and values stay in the slots of their rows."""
+    from aeon_ddtree.engine import commit
+
+    _arguments(probe, commit, "apply_kv", _prefix)
+
+
+def one_kv_layer_not_moved(probe: Probe) -> None:
+    """Commit: keys and values of one layer of the group are forgotten."""
+    from aeon_ddtree.engine import commit
+
+    def forget(given: dict[str, Any]) -> None:
+        given["groups"] = [(layers[:-1], *rest) for layers, *rest in given["groups"]]
+
+    _arguments(probe, commit, "apply_kv", forget)
+
+
 def bonus_as_accepted(probe: Probe) -> None:
     """Drafter context: one row too many, as if the bonus had been a verified node."""
 
@@ -148,8 +184,8 @@ def _parents_in_row_order(probe: Probe, kernel: str) -> None:
     _arguments(probe, gdn, kernel, flatten)
 
 
-def _arguments(probe: Probe, module: Any, kernel: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what `module` hands to a kernel, by parameter name."""
+def _arguments(probe: Probe, module: Any, function: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what `module` hands to one of its functions, by parameter name."""
 
     def make(original: Any) -> Any:
         signature = inspect.signature(original)
@@ -161,7 +197,12 @@ def _arguments(probe: Probe, module: Any, kernel: str, change: Callable[[dict[st
 
         return wrapped
 
-    probe.replace(module, kernel, make)
+    probe.replace(module, function, make)
+
+
+def _prefix(given: dict[str, Any]) -> None:
+    plan = given["plan"]
+    given["plan"] = replace(plan, path=torch.where(plan.path >= 0, torch.arange(plan.path.shape[1]), -1))
 
 
 def _drafter_path(probe: Probe, change: Callable[[Tensor], Tensor]) -> None:
@@ -181,6 +222,10 @@ PLANTS: dict[str, Callable[[Probe], None]] = {
         flat_convolution,
         position_by_row,
         layer_not_folded,
+        root_not_folded,
+        window_of_prefix,
+        kv_not_moved,
+        one_kv_layer_not_moved,
         bonus_as_accepted,
         hidden_states_by_prefix,
         padding_acceptable,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests install inside the engine's process: a recorder of every step, trees of our own choosing, and faults.
+"""What the tests install inside the engine's process: a recorder of every step. See also `step_guide`, `step_faults`.
 
 Functions here run there through `Decoder.rpc` and take the worker first. Nothing they record is computed by the code
 under test: places in the caches are found from the block tables alone.
@@ -183,73 +183,6 @@ class Probe:
                         layers[name].kv_cache, table[index], entry["after"]
                     )
 
-    # -- trees of our own
-
-    def guide(
-        self, continuations: list[list[int]], seed: int = 0, reach: int = 4, padded: bool = False, chains: bool = False
-    ) -> None:
-        """Verify random trees instead of the drafter's. One random path of each carries the request's next tokens, 0 to
-        `reach` of them, so that paths through any branch are accepted; the other tokens are drawn at random.
-
-        continuations: every request's output, known beforehand; padded: windows are filled to a random part only;
-        chains: a node's parent is always the row before, as deep as the horizon allows.
-        """
-        runner = self.runner
-        random = np.random.default_rng(seed)
-
-        def put(original: Any) -> Any:
-            def wrapped(req_ids: list[str], tree: Any) -> None:
-                verdict = runner._verdict
-                done = verdict.base_index + verdict.plan.num_emitted
-                token, parent, depth, nodes = (x.clone() for x in (tree.token, tree.parent, tree.depth, tree.num_nodes))
-                for index, req_id in enumerate(req_ids):
-                    coming = continuations[self.request(req_id)][int(done[index]) :][: random.integers(0, reach + 1)]
-                    count = int(random.integers(1, tree.budget + 1)) if padded else tree.budget
-                    made = random_tree(
-                        random, min(count, runner.horizon) if chains else count, runner.horizon, coming, chains
-                    )
-                    count = len(made[0])
-                    for target, values in ((token, made[0]), (parent, made[1]), (depth, made[2])):
-                        target[index, 1:] = -1 if target is parent else 0
-                        target[index, 1 : 1 + count] = torch.tensor(values, dtype=torch.int64)
-                    nodes[index] = count
-                original(req_ids, type(tree)(token, parent, depth, nodes))
-
-            return wrapped
-
-        self.replace(runner.trees, "put", put)
-
-
-def random_tree(
-    random: np.random.Generator, count: int, horizon: int, coming: list[int], chain: bool
-) -> tuple[list[int], list[int], list[int]]:
-    """(token, parent, depth) of `count` nodes; a random path from the root carries `coming`, as far as it reaches."""
-    parent, depth = [-1], [0]
-    for row in range(1, count + 1):
-        above = row - 1 if chain or random.random() < 0.5 else int(random.integers(0, row))
-        while depth[above] >= horizon:
-            above = parent[above]
-        parent.append(above)
-        depth.append(depth[above] + 1)
-    path = [int(random.integers(1, count + 1))]
-    while parent[path[0]] > 0:
-        path.insert(0, parent[path[0]])
-    right = {row: coming[i] for i, row in enumerate(path[: len(coming)])}
-    taken: dict[int, set[int]] = {}
-    for row, token in right.items():
-        taken.setdefault(parent[row], set()).add(token)
-    tokens = []
-    for row in range(1, count + 1):
-        token = right.get(row)
-        if token is None:
-            used = taken.setdefault(parent[row], set())
-            token = int(random.integers(0, 256))
-            while token in used:
-                token = (token + 1) % 256
-            used.add(token)
-        tokens.append(token)
-    return tokens, parent[1:], depth[1:]
-
 
 def _entries(cache: Tensor, blocks: Tensor, length: int) -> np.ndarray:
     """[2, length, kv heads, head size]: K and V of token indices 0 … length - 1 of a request."""
@@ -285,13 +218,14 @@ def _layer(name: str) -> int:
 def start(worker: Any, what: tuple[str, ...], guide: dict[str, Any] | None, fault: str | None) -> None:
     """Hook the engine. The fault goes in last, so that the recorder sees what the engine believes it is doing."""
     import step_faults
+    import step_guide
 
     stop(worker)
     probe = Probe(worker.model_runner)
     worker.model_runner._probe = probe
     probe.record(what)
     if guide is not None:
-        probe.guide(**guide)
+        step_guide.guide(probe, **guide)
     if fault is not None:
         step_faults.PLANTS[fault](probe)
 

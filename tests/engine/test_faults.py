@@ -38,6 +38,7 @@ def _own_trees(done: list[checks.Request], truth: checks.Truth) -> None:
 # Never row 0: under each of these faults the root is still right.
 LOGITS = Case("test_logits.test_rows_of_random_trees", _node_logits, "logits of row [1-9][0-9]* at depth")
 DRAFTER = "test_drafter.test_drafter_context_and_logits"
+STATE = "test_state.test_state_after_every_commit"
 PADDING = "test_state.test_padding_is_never_committed"
 
 CASES = {
@@ -46,9 +47,11 @@ CASES = {
     "flat_convolution": LOGITS,
     "position_by_row": LOGITS,
     "shapes_swapped": LOGITS,
-    "layer_not_folded": Case(
-        "test_state.test_state_after_every_commit", checks.target_state, "recurrent of layer 0 differs"
-    ),
+    "layer_not_folded": Case(STATE, checks.target_state, "recurrent of layer 0 differs"),
+    "root_not_folded": Case(STATE, checks.target_state, "recurrent of layer [0-6] differs"),
+    "window_of_prefix": Case(STATE, checks.target_state, "window of layer 0 differs"),
+    "kv_not_moved": Case(STATE, checks.target_state, "key of layer 3 differs"),
+    "one_kv_layer_not_moved": Case(STATE, checks.target_state, "key of layer 7 differs"),
     "padding_acceptable": Case(PADDING, checks.target_state, "committed, path .* differs"),
     "trees_swapped": Case("test_state.test_every_request_verifies_its_own_tree", _own_trees, "drafted"),
     "bonus_as_accepted": Case(DRAFTER, checks.drafter_inputs, "the block starts at"),
