@@ -20,7 +20,7 @@ def _integer(text: Any) -> int:
 
 
 def _spine(text: Any) -> int | str:
-    return text if text in ("full", "none") else _integer(text)
+    return text if text in ("auto", "full", "none") else _integer(text)
 
 
 def _switch(text: Any) -> bool:
@@ -86,7 +86,7 @@ SERVER = (
 TREE = (
     Setting("budget", _integer, "a whole number from 1 to 127", "Nodes of a tree, without its root."),
     Setting("top_k", _integer, "a whole number, at least 1", "Candidates per position."),
-    Setting("spine", _spine, "full, none or a whole number", "Rank-0 nodes placed first."),
+    Setting("spine", _spine, "auto, full, none or a whole number", "Rank-0 nodes placed first."),
     Setting("topology", str, "best_first or root_leaves", "Shape of the tree."),
     Setting("root_leaves", _integer, "a whole number", "Leaves under the root (topology root_leaves)."),
     Setting("commit", str, "flat or branch", "Commit policy."),

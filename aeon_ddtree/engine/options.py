@@ -27,17 +27,21 @@ class DDTreeOptions:
 
     mode    "plain" (no drafter), "chain" (the drafter's rank-0 path) or "tree"
     commit  "flat" (only spine prefixes are committed) or "branch" (any accepted path)
+    spine   as in the policy, or "auto": full under `flat`, which emits along the spine alone and then never falls behind
+            the chain; a third of the horizon under `branch`, where the nodes saved pay more elsewhere
+
+    The defaults of spine, ranking and tau are the best of the sweeps in the parity reports (bench/results/).
     """
 
     mode: str = "tree"
     commit: str = "flat"
     budget: int = 15
     top_k: int = 8
-    spine: int | str = "full"
+    spine: int | str = "auto"
     topology: str = "best_first"
     root_leaves: int = 0
-    ranking: str = "greedy"
-    tau: float = 0.5
+    ranking: str = "coupled"
+    tau: float = 0.7
     mix: float = 0.5
     softness: float = 1.0
 
@@ -76,6 +80,9 @@ class DDTreeOptions:
 
     def _policy(self, horizon: int, **changes: Any) -> TreePolicy:
         options = {name: getattr(self, name) for name in TreePolicy.option_names()} | changes
+        if options["spine"] == "auto":
+            pays = self.commit == "branch" and options["topology"] == "best_first" and isinstance(self.budget, int)
+            options["spine"] = min(horizon // 3, options["budget"]) if pays else "full"
         try:
             return TreePolicy.from_options(options, horizon=horizon)
         except ValueError as error:
