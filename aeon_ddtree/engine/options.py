@@ -27,7 +27,7 @@ class DDTreeOptions:
 
     mode    "plain" (no drafter), "chain" (the drafter's rank-0 path) or "tree"
     commit  "flat" (only spine prefixes are committed) or "branch" (any accepted path)
-    spine   as in the policy, or "auto": full under `flat`, which emits along the spine alone and then never falls behind
+    spine   as in the policy, or "auto": full under `flat`, which emits along the spine alone and so never falls behind
             the chain; a third of the horizon under `branch`, where the nodes saved pay more elsewhere
 
     The defaults of spine, ranking and tau are the best of the sweeps in the parity reports (bench/results/).
