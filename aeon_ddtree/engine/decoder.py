@@ -21,7 +21,7 @@ from aeon_ddtree.engine.options import KEY
 class DecodeRequest:
     """prompt: text, token ids or a vLLM prompt mapping (pictures); params: keyword arguments of SamplingParams
     (structured_outputs as a mapping); arrival: engine step before which it is added; abort_after: abort once that many
-    tokens came out; stream: take vLLM's increments, as a streaming client does; may_fail: a refusal by the engine ends
+    tokens came out, 0: after its first step; stream: take vLLM's increments, as a streaming client does; may_fail: a refusal by the engine ends
     this request alone, as a Completion with finish_reason "refused" (without it, a refusal ends the whole run)."""
 
     prompt: Any
@@ -202,14 +202,18 @@ class _Engine:
         waiting = sorted(range(len(requests)), key=lambda index: requests[index].arrival)
         names: dict[str, int] = {}
         sequences: list[dict[int, _Sequence]] = [{} for _ in requests]  # of n > 1, a step brings those that advanced
+        at_once: list[str] = []
         step = 0
         while waiting or engine.has_unfinished_requests():
             while waiting and (requests[waiting[0]].arrival <= step or not engine.has_unfinished_requests()):
                 index = waiting.pop(0)
                 self._serial += 1
-                names[f"r{self._serial}"] = index
+                name = f"r{self._serial}"
+                names[name] = index
+                if requests[index].abort_after == 0:
+                    at_once.append(name)
                 try:
-                    self._add(f"r{self._serial}", requests[index])
+                    self._add(name, requests[index])
                 except (ValueError, TypeError) as error:  # what vLLM's front end answers with 400
                     if not requests[index].may_fail:
                         raise
@@ -221,6 +225,8 @@ class _Engine:
                 limit = requests[index].abort_after
                 if limit is not None and not output.finished and len(sequences[index][0].token_ids) >= limit:
                     engine.abort_request([output.request_id])
+            engine.abort_request(at_once)
+            at_once.clear()
             step += 1
         return [[found[n].completion() for n in sorted(found)] for found in sequences]
 

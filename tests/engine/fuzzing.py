@@ -47,7 +47,9 @@ def random_request(rng: random.Random, prompts: Sequence[str], fits_small: bool)
     params |= {"structured_outputs": rng.choice(GRAMMARS)} if rng.random() < 0.12 else _logits(rng)
     if "structured_outputs" in params:
         params.pop("min_tokens", None)
-    if rng.random() < 0.15:
+    elif "min_tokens" in params:
+        params["min_tokens"] = rng.randint(0, params["max_tokens"])
+    if rng.random() < 0.15 and params["temperature"]:
         params["n"] = rng.randint(2, 3)
     if rng.random() < 0.25:
         params["logprobs"] = rng.randint(0, 4)
@@ -57,7 +59,7 @@ def random_request(rng: random.Random, prompts: Sequence[str], fits_small: bool)
         _prompt(rng, prompts, longest),
         params,
         arrival=rng.choice([0, 0, rng.randrange(25)]),
-        abort_after=rng.randint(1, 12) if rng.random() < 0.12 and "n" not in params else None,
+        abort_after=rng.randint(0, 12) if rng.random() < 0.12 and "n" not in params else None,
         stream=rng.random() < 0.3,
     )
 
@@ -71,7 +73,7 @@ def _prompt(rng: random.Random, prompts: Sequence[str], longest: int) -> Any:
         return {"prompt": text[:40] + PICTURE + text[40:90], "multi_modal_data": {"image": [Image.fromarray(noise)]}}
     if kind < 0.6:
         return text[: rng.randint(1, min(len(text), longest))]  # a token has at least one character
-    count = rng.choice([1, 2, W - 1, W, W + 1, rng.randint(1, 60), rng.randint(1, 250), rng.randint(1, 700)])
+    count = rng.choice([1, 2, W - 1, W, W + 1, rng.randint(1, 60), rng.randint(1, 250), rng.randint(1, 700), longest])
     return [rng.randrange(ORDINARY_TOKENS) for _ in range(min(count, longest))]
 
 

@@ -118,6 +118,26 @@ def test_abort_mid_tree_and_reuse_of_the_slot(plain: Decoder, tree: Decoder, pai
     assert 0 in owners
 
 
+def test_abort_within_a_chunked_prompt(plain: Decoder, tree: Decoder, pair: Pair) -> None:
+    """Half a prompt is committed state without an output; the next in that slot must not see it."""
+    doomed = DecodeRequest(pair.ids(0, 24)[:900], {"temperature": 0.0, "max_tokens": 8}, arrival=3, abort_after=0)
+    heirs = greedy_and_seeded([pair.ids(50, 51)[:1], pair.prompts[51]], max_tokens=20)
+    requests = [
+        *greedy_and_seeded(pair.prompts[52:53], max_tokens=30),
+        doomed,
+        *(replace(request, arrival=4) for request in heirs),
+    ]
+    tree.rpc(watch_steps, True)
+    for run in same_as_plain(plain, tree, requests):
+        run.branched()
+    owners = [
+        {slot for step in steps for n, slot in step["slots"].items() if n == name}
+        for steps in (tree.rpc(watch_steps, False),)
+        for name in dict.fromkeys(n for step in steps for n in step["slots"])
+    ]
+    assert any(a & b for i, a in enumerate(owners) for b in owners[:i]), "no slot changed hands"
+
+
 def test_a_request_joins_after_another_ended(plain: Decoder, tree: Decoder, pair: Pair) -> None:
     """Batch rows are condensed then: rows and slots part, and whoever confuses them reads another request's tree."""
     lengths = (6, 40, 8, 40)
