@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -43,6 +44,8 @@ from aeon_ddtree.tree.draft_tree import DraftTree
 from aeon_ddtree.verify.rows import sample_rows
 from aeon_ddtree.verify.state import SamplingState
 from aeon_ddtree.verify.walk import walk
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,12 @@ class DDTreeRunner:
         self.trace = Trace.from_environment()
         if get_tensor_model_parallel_rank() == 0:
             export(self.stats, self.model_config.served_model_name or self.model_config.model)
+        logger.info(
+            "DDTree: mode %s%s; kernels: PyTorch references (kernels/*/reference.py) on %s",
+            self.options.mode,
+            f", commit {self.options.commit}, {self.policy}" if self.policy else "",
+            self.device,
+        )
         self._step: Step | None = None
         self._verdict: Verdict | None = None
         self._drafted: set[str] = set()  # requests whose next step should verify the tree that was drafted for it
