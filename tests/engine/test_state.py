@@ -64,6 +64,19 @@ def test_state_with_drafted_trees(tree: Decoder, truth: checks.Truth, commit: st
     assert checks.target_state(done, truth) >= 12
 
 
+def test_state_when_tokens_are_scarce(small: Decoder, plain: Decoder, truth: checks.Truth) -> None:
+    """Fewer tokens a step than requests x W: prompts come in pieces beside trees, and windows are cut short."""
+    code, single, arithmetic = truth.prompts
+    prompts = (arithmetic, code + arithmetic, single)
+    guide = checks.plain_outputs(plain, prompts, 48)
+    done = checks.record(small, prompts, max_tokens=24, what=("state",), guide=guide, seed=9)
+    assert any(not step["ends_prompt"] for request in done for step in request.steps), "no prompt came in pieces"
+    assert len({len(step["tree"]["token"]) for request in done for step in request.trees}) > 1, "no window was cut"
+    checks.own_trees(done)
+    checks.target_state(done, truth)
+    checks.drafter_inputs(done, truth)
+
+
 def test_padding_is_never_committed(tree: Decoder, truth: checks.Truth) -> None:
     """Windows filled in part, and a target that always says token 0, which padding carries."""
     done = checks.padded_windows(tree, truth, max_tokens=24)
