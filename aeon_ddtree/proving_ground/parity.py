@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shlex
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -175,6 +179,26 @@ class _Progress:
             print(f"{time.monotonic() - self._began:6.0f} s  {line}", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def _engines_end_with_us() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the engines at once; whoever waits for one learns of it, and cleans up."""
+
+    def end(signum: int, frame: Any) -> NoReturn:
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise SystemExit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():  # handlers belong to the main thread
+        yield
+        return
+    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def parity(arguments: argparse.Namespace, command: str) -> int:
     """Decode, judge, write the report and print its table; the exit code."""
     from aeon_ddtree.engine.decoder import DecoderError
@@ -198,7 +222,8 @@ def parity(arguments: argparse.Namespace, command: str) -> int:
     began = datetime.now(timezone.utc)
     runs = None
     try:
-        runs = Harness(pair, settings, prompts, parallel, _Progress()).run()
+        with _engines_end_with_us():
+            runs = Harness(pair, settings, prompts, parallel, _Progress()).run()
     except DecoderError as error:
         print(f"aeon-ddtree parity: an engine failed\n{error}", file=sys.stderr)
         return 3

@@ -11,21 +11,11 @@ from typing import Any
 
 from aeon_ddtree.proving_ground.parity_judge import Decoded
 from aeon_ddtree.proving_ground.parity_plan import Settings
-from aeon_ddtree.proving_ground.parity_run import Run
+from aeon_ddtree.proving_ground.parity_run import Run, tokens_per_step
 
 SCHEMA = 1
 INSIDE_EXPECTED = 2
 """Differences inside the rule that a whole run may have before somebody should look."""
-
-
-def tokens_per_step(decoded: Iterable[Decoded]) -> float | None:
-    """Tokens per step of decoding, pooled over sequences; None where nothing was decoded after the prompts.
-
-    A sequence's first token comes from the step that ends its prompt, so neither that token nor that step counts.
-    """
-    pairs = [(len(each.tokens) - 1, each.steps - 1) for each in decoded]
-    steps = sum(steps for _, steps in pairs)
-    return sum(tokens for tokens, _ in pairs) / steps if steps else None
 
 
 def by_category(run: Run) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,16 @@ class Plain:
     prompt_ids: dict[str, list[int]]
 
 
+def tokens_per_step(decoded: Iterable[Decoded]) -> float | None:
+    """Tokens per step of decoding, pooled over sequences; None where nothing was decoded after the prompts.
+
+    A sequence's first token comes from the step that ends its prompt, so neither that token nor that step counts.
+    """
+    pairs = [(len(each.tokens) - 1, each.steps - 1) for each in decoded]
+    steps = sum(steps for _, steps in pairs)
+    return sum(tokens for tokens, _ in pairs) / steps if steps else None
+
+
 class _Stopped(RuntimeError):
     """Not a failure of its own: another engine failed, so this one need not go on."""
 
@@ -82,19 +92,19 @@ class Harness:
 
     def run(self) -> list[Run]:
         """All runs with their differences judged, in the order of the plan. DecoderError where an engine fails."""
-        with ThreadPoolExecutor(self.parallel) as pool:
-            jobs = {key: pool.submit(self._engine, key, cases) for key, cases in self._cases.items()}
-            try:
-                wait(jobs.values(), return_when=FIRST_EXCEPTION)
-                self._stop.set()
-                errors = [error for job in jobs.values() if (error := job.exception()) is not None]
-                if errors:
-                    raise min(errors, key=lambda error: isinstance(error, _Stopped))
-                return [run for job in jobs.values() for run in job.result()]
-            finally:
-                self._stop.set()
-                if self._plain.done() and not self._plain.exception():
-                    self._plain.result().decoder.close()
+        pool = ThreadPoolExecutor(self.parallel)
+        jobs = [pool.submit(self._engine, key, cases) for key, cases in self._cases.items()]
+        try:
+            wait(jobs, return_when=FIRST_EXCEPTION)
+        finally:
+            self._stop.set()
+            pool.shutdown(cancel_futures=True)
+            if self._plain.done() and not self._plain.exception():
+                self._plain.result().decoder.close()
+        errors = [error for job in jobs if not job.cancelled() and (error := job.exception()) is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, _Stopped))
+        return [run for job in jobs for run in job.result()]
 
     def _engine(self, key: EngineKey, cases: Sequence[Case]) -> list[Run]:
         if key.mode == "plain":
@@ -148,9 +158,14 @@ class Harness:
                     alone, run, [known[p.id] for p in prompts], f"plain, batch {batch.case.batch}", None, plain
                 )
 
+    def _go_on(self) -> None:
+        if self._stop.is_set():
+            raise _Stopped("another engine failed")
+
     def _start(self, key: EngineKey, case: Case) -> Decoder:
         from aeon_ddtree.engine.decoder import Decoder
 
+        self._go_on()
         self._tell(f"{key}: starting")
         pair, rows = self.pair, {"plain": 0, "chain": self.settings.horizon, "tree": key.budget}[key.mode]
         options = {"mode": key.mode} | ({"budget": key.budget} if key.mode == "tree" else {}) | dict(case.options)
@@ -181,8 +196,7 @@ class Harness:
     def _decode(self, decoder: Decoder, case: Case) -> tuple[Run, list[Completion]]:
         from aeon_ddtree.engine.decoder import DecodeRequest
 
-        if self._stop.is_set():
-            raise _Stopped("another engine failed")
+        self._go_on()
         prompts = self.prompts[case.kind]
         steps = arrivals(len(prompts), case.batch, self.settings.seed)
         requests = [
@@ -205,7 +219,8 @@ class Harness:
         run = Run(case, prompts, decoded, seconds, decoder.stats(reset=True))
         with self._count_lock:
             self._done += 1
-            self._tell(f"{self._done}/{self._total} {case}: {len(prompts)} prompts in {seconds:.0f} s")
+            speed = f"{tokens_per_step(decoded) or 0:.3f} tokens/step, {len(prompts)} prompts in {seconds:.0f} s"
+            self._tell(f"{self._done}/{self._total} {case}: {speed}")
         return run, completions
 
     # -- judging

@@ -7,7 +7,7 @@ from test_parity_plan import PROMPTS
 from aeon_ddtree.proving_ground import parity, parity_report
 from aeon_ddtree.proving_ground.parity_judge import Decoded
 from aeon_ddtree.proving_ground.parity_plan import Case, EngineKey
-from aeon_ddtree.proving_ground.parity_run import Run
+from aeon_ddtree.proving_ground.parity_run import Run, tokens_per_step
 
 BRANCH = {"commit": "branch", "topology": "best_first", "ranking": "greedy"}
 
@@ -25,10 +25,10 @@ def decoding(mode, budget, counts, temperature=0.0, **options):
 
 
 def test_the_step_of_the_prompt_does_not_count():
-    assert parity_report.tokens_per_step([Decoded((1,), 1, "stop")]) is None
-    assert parity_report.tokens_per_step([Decoded((1, 2, 3, 4, 5), 3, "stop")]) == 2.0
+    assert tokens_per_step([Decoded((1,), 1, "stop")]) is None
+    assert tokens_per_step([Decoded((1, 2, 3, 4, 5), 3, "stop")]) == 2.0
     pooled = [Decoded((1, 2, 3, 4, 5), 3, "stop"), Decoded((1,), 1, "stop"), Decoded(tuple(range(9)), 9, "stop")]
-    assert parity_report.tokens_per_step(pooled) == pytest.approx(12 / 10)
+    assert tokens_per_step(pooled) == pytest.approx(12 / 10)
 
 
 def test_a_run_in_the_report():
