@@ -35,7 +35,8 @@ setup(
         "aeon_entrypoints.results": "bench/results",
     },
     package_data={
-        "aeon_ddtree.proving_ground": ["weights/**/*", "*.jsonl", "*.json", "data/**/*"],
+        "aeon_ddtree.proving_ground": ["weights/**/*", "*.jsonl", "*.md"],
+        "aeon_ddtree.proving_ground.corpus": ["*.json"],
         "aeon_entrypoints.recipes": ["*.yaml"],
         "aeon_entrypoints.results": promotion_reports(),
     },

@@ -210,7 +210,7 @@ class DDTreeRunner:
         found = walk(tree, sampled, self.horizon + 1 if spec_decode_metadata is not None else 1)
         plan = plan_for(self.options.commit, tree, sampled, found)
         self._verdict = Verdict(plan, state, base_index)
-        self.stats.add(tree, found, plan, ~self.discard_request_mask.gpu[: len(requests)])
+        self.stats.add(tree, found, plan, (base_index > 0) & ~self.discard_request_mask.gpu[: len(requests)])
         self.trace.write(self.input_batch.req_ids, step.tree_reqs, tree, found)
         logprobs = None
         count = self.input_batch.sampling_metadata.max_num_logprobs

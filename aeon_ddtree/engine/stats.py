@@ -19,7 +19,7 @@ FALLBACKS = ("grammar", "token_budget", "model_length")
 class Stats:
     """Sums over request-steps (one request in one step).
 
-    steps            request-steps that sampled a token after the prompt
+    steps            request-steps that emitted tokens; the one that ends a prompt is left out, it verifies nothing
     emitted          tokens they emitted; steps + accepted = emitted
     nodes            drafted nodes verified
     off_spine        walked nodes that are not on the rank-0 path (under `flat` their tokens are carried, not committed)
@@ -39,7 +39,7 @@ class Stats:
         self._fallbacks[reason] += count
 
     def add(self, tree: DraftTree, walk: Walk, plan: CommitPlan, counted: Tensor) -> None:
-        """Count a step. counted [R] bool: requests past their prompt that are not discarded."""
+        """Count a step. counted [R] bool: requests past their prompt."""
         on = counted.to(torch.int64)
         # The rank-0 path is the prefix of rows whose parent is the row before: a node off it has another parent.
         rows = torch.arange(tree.width, device=tree.device)

@@ -144,7 +144,10 @@ class Oracle:
             from transformers import DynamicCache
 
             past = DynamicCache(config=self.model.config.get_text_config())
+        # The model remembers how far the last picture that it saw shifted positions; that belongs to a sequence.
+        self.model.model.rope_deltas = getattr(past, "rope_deltas", None)
         out = self.model(input_ids=ids, past_key_values=past, use_cache=True, output_hidden_states=True, **inputs)
+        past.rope_deltas = self.model.model.rope_deltas
         # The last entry of hidden_states is after the final norm; a drafter never reads it.
         hidden = torch.stack([h[0] for h in out.hidden_states])
         return OracleRun(out.logits[0], hidden, self._states(past)), past

@@ -56,12 +56,10 @@ def describe(run: Run) -> dict[str, Any]:
         "different": len(run.differences),
     }
     if case.engine.mode != "plain":
-        prompts = len(run.decoded)
-        steps = counters["steps"] - prompts
-        length = [counters["length"][0] - prompts, *counters["length"][1:]]
+        steps, length = counters["steps"], counters["length"]
         result |= {
             "verified_steps": steps,
-            "emitted": counters["emitted"] - prompts,
+            "emitted": counters["emitted"],
             "nodes_per_step": counters["nodes"] / steps if steps else None,
             "accepted_length": length,
             "accepted_at_depth": [sum(length[depth:]) for depth in range(1, len(length))],

@@ -17,9 +17,11 @@ def decoding(mode, budget, counts, temperature=0.0, **options):
     prompts = [PROMPTS[0], PROMPTS[20], PROMPTS[40]][: len(counts)]
     decoded = [Decoded(tuple(range(tokens)), steps, "length") for tokens, steps in counts]
     steps, tokens = sum(s for _, s in counts), sum(t for t, _ in counts)
+    verified = steps - len(counts)
     counters = {
-        "steps": steps, "emitted": tokens, "nodes": 10 * (steps - len(counts)), "off_spine": 2, "after_off_spine": 3,
-        "length": [len(counts) + 4, 3, 2, 1], "offered": [9, 8, 7], "fallbacks": {"grammar": 0},
+        "steps": verified, "emitted": tokens - len(counts), "nodes": 10 * verified,
+        "off_spine": 2, "after_off_spine": 3,
+        "length": [4, 3, 2, 1], "offered": [9, 8, 7], "fallbacks": {"grammar": 0},
     }  # fmt: skip
     return Run(Case(EngineKey(mode, budget), temperature, 8, "main", options), prompts, decoded, 1.0, counters)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,14 @@ class NoiseMemo:
         self._place: dict[tuple[int, int], int] = {}
         self._owner: list[tuple[int, int] | None] = [None] * self.capacity
         self._next = 0
+        self._lock = threading.Lock()
 
     def gumbel(self, seed: Tensor, index: Tensor) -> Tensor:
         """G for int64 CPU tensors seed, index [N] -> fp32 [N, vocab], a tensor of its own."""
+        with self._lock:
+            return self._gumbel(seed, index)
+
+    def _gumbel(self, seed: Tensor, index: Tensor) -> Tensor:
         keys = list(zip(seed.tolist(), index.tolist(), strict=True))
         missing = [key for key in dict.fromkeys(keys) if key not in self._place]
         if len(missing) > self.capacity:
