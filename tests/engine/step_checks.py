@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,14 @@ class Truth:
 
 @dataclass
 class Request:
-    """One decoded request: `tokens` are its prompt and all that was emitted, `steps` its records (`Probe.record`)."""
+    """One decoded request: `tokens` are its prompt and all that was emitted, `steps` its records (`Probe.record`).
+
+    inputs: what transformers' model needs beside the prompt's tokens (pictures)."""
 
     prompt: list[int]
     tokens: list[int]
     steps: list[dict[str, Any]]
+    inputs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def trees(self) -> list[dict[str, Any]]:
@@ -77,7 +80,7 @@ class Request:
 
 def record(
     decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Any],
     *,
     max_tokens: int,
     what: tuple[str, ...],
@@ -98,10 +101,11 @@ def record(
     decoder.rpc(step_probes.start, what, guided, fault)
     wanted = {"temperature": 0.0, "ignore_eos": True, "max_tokens": max_tokens} | (params or {})
     try:
-        done = decoder.run([DecodeRequest(list(p), wanted, arrival=2 * i) for i, p in enumerate(prompts)])
+        asked = [p if isinstance(p, dict) else list(p) for p in prompts]
+        done = decoder.run([DecodeRequest(prompt, wanted, arrival=2 * i) for i, prompt in enumerate(asked)])
     finally:
         steps = decoder.rpc(step_probes.stop)
-    requests = [Request(list(p), list(p), []) for p in prompts]
+    requests = [Request(list(c.prompt_token_ids), list(c.prompt_token_ids), []) for (c,) in done]
     for step in steps:
         request = requests[step["request"]]
         request.steps.append(step)
@@ -210,7 +214,8 @@ def target_state(requests: Sequence[Request], truth: Truth) -> int:
         past, done = None, 0
         for step in request.steps:
             length = step["after"]
-            run, past = truth.target.run(request.tokens[done:length], past)
+            inputs = request.inputs if past is None else {}
+            run, past = truth.target.run(request.tokens[done:length], past, **inputs)
             assert sorted([*step["kv"], *step["conv"]]) == list(range(len(truth.kinds))), "layers are missing"
             for layer, expected in enumerate(run.layers):
                 if expected.kind == "full_attention":
@@ -237,7 +242,7 @@ def drafter_inputs(requests: Sequence[Request], truth: Truth) -> int:
     compared = 0
     for index, request in enumerate(requests):
         length = max(step["after"] for step in request.steps)
-        run, _ = truth.target.run(request.tokens[:length])
+        run, _ = truth.target.run(request.tokens[:length], **_longer(request.inputs, length))
         features = run.hidden[layer_ids + 1].transpose(0, 1).flatten(1)
         positions = torch.arange(length)
         caches = drafter.keys_values(features, positions)
@@ -256,6 +261,14 @@ def drafter_inputs(requests: Sequence[Request], truth: Truth) -> int:
             assert worst <= LOGITS, f"{where}: draft logits differ by {worst:.2g}"
             compared += 1
     return compared
+
+
+def _longer(inputs: dict[str, Any], length: int) -> dict[str, Any]:
+    """The prompt's inputs for prompt and output: what follows is text (type 0)."""
+    kinds = inputs.get("mm_token_type_ids")
+    if kinds is None:
+        return inputs
+    return inputs | {"mm_token_type_ids": torch.nn.functional.pad(kinds, (0, length - kinds.shape[1]))}
 
 
 def _close(found: np.ndarray, expected: torch.Tensor, where: str) -> None:

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import step_checks as checks
+from PIL import Image
+from transformers import AutoProcessor
 
 from aeon_ddtree.engine.decoder import Decoder
 
@@ -73,6 +78,29 @@ def test_state_when_tokens_are_scarce(small: Decoder, plain: Decoder, truth: che
     assert any(not step["ends_prompt"] for request in done for step in request.steps), "no prompt came in pieces"
     assert len({len(step["tree"]["token"]) for request in done for step in request.trees}) > 1, "no window was cut"
     checks.own_trees(done)
+    checks.target_state(done, truth)
+    checks.drafter_inputs(done, truth)
+
+
+def test_state_after_a_picture(tree: Decoder, truth: checks.Truth, pair: Any) -> None:
+    """Keys stand at M-RoPE positions, which are no count of tokens; the drafter goes on counting tokens."""
+    noise = np.random.default_rng(1).integers(0, 256, (4, 12, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((192, 64))
+    text = "<|vision_start|><|image_pad|><|vision_end|>" + pair.prompts[80][:60]
+    done = checks.record(
+        tree,
+        [{"prompt": text, "multi_modal_data": {"image": [picture]}}, truth.prompts[0]],
+        max_tokens=24,
+        what=("state",),
+        params={"temperature": 1.0, "seed": 13},
+        options=checks.COUPLED,
+    )
+    assert checks.off_spine(done[:1]) > 0
+    inputs = AutoProcessor.from_pretrained(pair.target)(text=[text], images=[picture], return_tensors="pt")
+    assert inputs.pop("input_ids").tolist() == [done[0].prompt]
+    assert inputs.pop("attention_mask").all()
+    assert "mm_token_type_ids" in inputs
+    done[0].inputs = dict(inputs)
     checks.target_state(done, truth)
     checks.drafter_inputs(done, truth)
 
