@@ -56,7 +56,7 @@ def test_every_kind_beside_free_requests(plain: Decoder, tree: Decoder, pair: Pa
     )
     free = greedy_and_seeded(pair.prompts[30::90][:2], seed=41, max_tokens=32)
     requests = [request for both in zip(grammar, free) for request in both]
-    for run in same_as_plain(plain, tree, requests):
+    for run in same_as_plain(plain, tree, requests, ("branch",)):
         assert run.fallbacks.keys() == {"grammar"}
         assert run.stats["off_spine"] > 0, "the free requests did not branch"
         finished = [s for (s,) in run.decoded[::2] if s.finish_reason == "stop"]

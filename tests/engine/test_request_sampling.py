@@ -13,6 +13,8 @@ from aeon_ddtree.engine.decoder import Decoder, DecodeRequest
 pytestmark = pytest.mark.engine
 
 COMMON = [5, 6, 7, 12]
+BRANCH = ("branch",)
+"""Rows are sampled before anything is committed, so one policy will do where a test is about one parameter."""
 
 AT_ANY_TEMPERATURE: dict[str, dict[str, Any]] = {
     "presence_penalty": {"presence_penalty": 0.9},
@@ -40,7 +42,7 @@ OF_SAMPLING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", AT_ANY_TEMPERATURE)
 def test_what_changes_the_logits(plain: Decoder, tree: Decoder, pair: Pair, name: str) -> None:
     requests = greedy_and_seeded(pair.prompts[4::70][:3], max_tokens=32, ignore_eos=True, **AT_ANY_TEMPERATURE[name])
-    for run in same_as_plain(plain, tree, requests):
+    for run in same_as_plain(plain, tree, requests, BRANCH):
         run.branched()
 
 
@@ -50,7 +52,7 @@ def test_what_shapes_the_distribution(plain: Decoder, tree: Decoder, pair: Pair,
         DecodeRequest(prompt, {"max_tokens": 32, "seed": 70 + number, "ignore_eos": True, **OF_SAMPLING[name]})
         for number, prompt in enumerate(pair.prompts[6::50][:5])
     ]
-    for run in same_as_plain(plain, tree, requests):
+    for run in same_as_plain(plain, tree, requests, BRANCH):
         run.branched()
 
 
