@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import BUDGET, SMALL_MODEL_LEN, SMALL_TOKENS, Pair
+from shapes import BUDGET, SMALL_MODEL_LEN, SMALL_TOKENS, Pair, greedy_and_seeded
 
 import aeon_ddtree.proving_ground
-from aeon_ddtree.engine.decoder import Decoder
+from aeon_ddtree.engine.decoder import Completion, Decoder, DecodeRequest
 
 PACKAGE = Path(aeon_ddtree.proving_ground.__file__).parent
 
@@ -133,6 +133,14 @@ def tree(engines: Engines) -> Decoder:
 def small(engines: Engines) -> Decoder:
     """As `tree`, with little of everything: KV cache, tokens per step, context."""
     return _reset(engines["small"])
+
+
+@pytest.fixture(scope="session")
+def free_runs(engines: Engines, pair: Pair) -> list[tuple[DecodeRequest, Completion]]:
+    """Requests that end nowhere, and what the tree engine decoded for them under `branch`."""
+    requests = greedy_and_seeded(pair.prompts[4::30], max_tokens=64, ignore_eos=True)
+    decoded = _reset(engines["tree"]).run(requests)
+    return [(request, sequence) for request, (sequence,) in zip(requests, decoded)]
 
 
 def _reset(decoder: Decoder) -> Decoder:

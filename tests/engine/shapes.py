@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ def greedy_and_seeded(prompts: Sequence[Any], seed: int = 11, **params: Any) -> 
 def staggered(requests: Sequence[DecodeRequest], every: int = 2) -> list[DecodeRequest]:
     """The same requests, one arriving every few engine steps."""
     return [replace(request, arrival=index * every) for index, request in enumerate(requests)]
+
+
+def with_params(request: DecodeRequest, **params: Any) -> DecodeRequest:
+    """The same prompt with some parameters changed."""
+    return DecodeRequest(request.prompt, request.params | params)
+
+
+def pieces_of(sequence: Completion) -> list[range]:
+    """The output indices that each engine step brought."""
+    ends = list(accumulate(sequence.pieces))
+    return [range(end - size, end) for end, size in zip(ends, sequence.pieces)]
+
+
+def inside(sequence: Completion) -> list[int]:
+    """Output indices that are neither the first nor the last of their engine step."""
+    return [index for piece in pieces_of(sequence) for index in piece[1:-1]]
 
 
 def same_as_plain(

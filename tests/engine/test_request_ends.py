@@ -6,30 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shapes import Pair, greedy_and_seeded, same_as_plain
+from shapes import Pair, greedy_and_seeded, inside, same_as_plain, with_params
 
 from aeon_ddtree.engine.decoder import Completion, Decoder, DecodeRequest
 
 pytestmark = pytest.mark.engine
-
-LENGTH = 64
-
-
-def inside(sequence: Completion) -> list[int]:
-    """Output indices that are neither the first nor the last token of the engine step that brought them."""
-    found, start = [], 0
-    for size in sequence.pieces:
-        found += range(start + 1, start + size - 1)
-        start += size
-    return found
-
-
-@pytest.fixture(scope="module")
-def free_runs(engines: Any, pair: Pair) -> list[tuple[DecodeRequest, Completion]]:
-    """Requests that end nowhere, with what the tree engine decoded for them."""
-    tree = engines["tree"]
-    requests = greedy_and_seeded(pair.prompts[4::30], max_tokens=LENGTH, ignore_eos=True)
-    return [(request, done[0]) for request, done in zip(requests, tree.run(requests))]
 
 
 def cut_at(free_runs: list[tuple[DecodeRequest, Completion]], fits: Any) -> list[tuple[DecodeRequest, Completion, int]]:
@@ -41,10 +22,6 @@ def cut_at(free_runs: list[tuple[DecodeRequest, Completion]], fits: Any) -> list
             chosen[request.params["temperature"]].append((request, sequence, index))
     assert all(chosen.values()), "no accepted path to end in"
     return [each for some in chosen.values() for each in some[:3]]
-
-
-def with_params(request: DecodeRequest, **params: Any) -> DecodeRequest:
-    return DecodeRequest(request.prompt, request.params | params)
 
 
 def is_first(sequence: Completion, index: int) -> bool:

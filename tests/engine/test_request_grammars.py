@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from reasoning_probe import pretend_reasoning_parser
 from shapes import Pair, greedy_and_seeded, same_as_plain, staggered
 
 from aeon_ddtree.engine.decoder import Decoder, DecodeRequest
@@ -97,3 +98,16 @@ def test_grammars_with_everything_else(plain: Decoder, tree: Decoder, pair: Pair
     requests[5] = replace(requests[5], abort_after=1)
     for run in same_as_plain(plain, tree, requests):
         assert run.fallbacks.keys() == {"grammar"}
+
+
+def test_with_a_reasoning_parser_grammars_emit_one_token_per_step(plain: Decoder, tree: Decoder, pair: Pair) -> None:
+    """vLLM decides once per window whether the grammar applies yet: no window may reach past the end of reasoning."""
+    constrained = greedy_and_seeded([pair.prompts[205]], max_tokens=24, structured_outputs=GRAMMARS["json"])
+    free = greedy_and_seeded(pair.prompts[70::90][:2], max_tokens=24)
+    tree.rpc(pretend_reasoning_parser, True)
+    try:
+        for run in same_as_plain(plain, tree, [*constrained, *free]):
+            assert all(s.steps == len(s.token_ids) for (s,) in run.decoded[: len(constrained)])
+            assert run.stats["off_spine"] > 0, "the free requests did not branch"
+    finally:
+        tree.rpc(pretend_reasoning_parser, False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shapes import Pair, assert_same, greedy_and_seeded, same_as_plain
+from shapes import Pair, assert_same, greedy_and_seeded, inside, pieces_of, same_as_plain, with_params
 
 from aeon_ddtree.engine.decoder import Decoder, DecodeRequest
 
@@ -68,6 +68,40 @@ def test_everybody_samples_differently_in_one_batch(plain: Decoder, tree: Decode
     assert len(requests) == len(every)
     for run in same_as_plain(plain, tree, requests):
         run.branched()
+
+
+def test_penalties_count_what_the_path_holds(plain: Decoder, tree: Decoder, pair: Pair) -> None:
+    """A token is penalised although it stands nowhere but further up in the same window. Sums repeat their digits."""
+    free = greedy_and_seeded(pair.prompts[80:120:5], max_tokens=24, ignore_eos=True)
+    penalised = [with_params(request, presence_penalty=2.0, frequency_penalty=2.0) for request in free]
+    expected = plain.run(penalised)
+    by_the_path = 0
+    for (unpenalised,), (right,) in zip(tree.run(free), expected):
+        tokens = unpenalised.token_ids
+        changed = next((i for i, (a, b) in enumerate(zip(tokens, right.token_ids)) if a != b), None)
+        if changed is not None:
+            start = next(piece.start for piece in pieces_of(unpenalised) if changed in piece)
+            by_the_path += tokens[changed] in tokens[start:changed] and tokens[changed] not in tokens[:start]
+    assert by_the_path, "nothing here depends on the path's history"
+    same_as_plain(plain, tree, penalised, BRANCH, expected)
+
+
+def test_bad_words_that_begin_in_the_path(plain: Decoder, tree: Decoder, pair: Pair, free_runs: Any) -> None:
+    """Words of two tokens, both accepted in one step when the word was allowed."""
+    chosen = []
+    for request, free in free_runs:
+        for index in inside(free):
+            word = pair.tokenizer.decode(free.token_ids[index - 1 : index + 1])
+            if word == word.strip() and pair.tokenizer.encode(word).ids == free.token_ids[index - 1 : index + 1]:
+                chosen.append((with_params(request, bad_words=["never said", word]), free, index, word))
+                break
+    assert len(chosen) >= 4
+    for run in same_as_plain(plain, tree, [request for request, _, _, _ in chosen]):
+        same_until = [
+            sequence.token_ids[:index] == free.token_ids[:index] != sequence.token_ids[: index + 1]
+            for (_, free, index, _), (sequence,) in zip(chosen, run.decoded)
+        ]
+        assert all(same_until), "the word was to be forbidden there"
 
 
 def test_few_allowed_tokens(plain: Decoder, tree: Decoder, pair: Pair) -> None:
