@@ -77,6 +77,9 @@ def make_mode(mode: str) -> None:
     @click.option("--dry-run", is_flag=True, help="Print the command and its environment as JSON; start nothing.")
     @click.argument("vllm_args", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM_ARGS...]")
     def serve(recipe_name: str | None, dry_run: bool, vllm_args: tuple[str, ...], **values: Any) -> None:
+        if vllm_args and not vllm_args[0].startswith("-"):
+            # The server would take it for a model's name, and ignore it.
+            raise Refusal(f"unexpected argument {vllm_args[0]!r}: give --recipe NAME; arguments for vLLM go after --")
         resolved = prepare(mode, recipe_name, values, list(vllm_args))
         command.check(resolved, os.environ, dry_run)
         argv, env = command.build_argv(resolved), command.build_env(resolved, os.environ)

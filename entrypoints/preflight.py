@@ -24,10 +24,9 @@ def unsafe_mode(mode: str, environ: Mapping[str, str]) -> Iterator[Failure]:
 
 
 def prefix_caching(mode: str, enabled: bool, origin: str) -> Iterator[Failure]:
-    """Restored prefixes have no drafter context and no proven recurrent state: not with trees until that is proven."""
-    if mode in ("ddtree", "unsafe-full-branch") and enabled:
-        cure = "remove it, or use the mode dflash or baseline"
-        yield Failure(origin, "prefix_caching", "true", "false with trees (not proven lossless yet)", cure)
+    """A restored prefix has no drafter context, and one state slot no snapshots: in no mode until that is proven."""
+    if enabled:
+        yield Failure(origin, "prefix_caching", "true", f"false under {mode} (not proven lossless yet)", "remove it")
 
 
 def tree_ranges(options: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Failure]:

@@ -109,6 +109,13 @@ def _report_verdict(report: Path, recipe: Recipe) -> str | None:
         return f"{report.name} does not say passed: true"
     if content.get("recipe") != recipe.name:
         return f"{report.name} is about {content.get('recipe')!r}, not {recipe.name!r}"
+    pair, own = content.get("pair"), {"model": recipe.model, "drafter": recipe.drafter}
+    if pair != own:
+        return f"{report.name} is about the pair {pair}, not {own}"
+    settings = content.get("settings")
+    commits = settings.get("commits", ()) if isinstance(settings, dict) else ()
+    if content.get("kind") != "parity" or content.get("dtype") != "float32" or "branch" not in commits:
+        return f"{report.name} is no parity report of the branch policy in float32"
     return None
 
 

@@ -100,6 +100,7 @@ TREE = (
 OTHER_VARIABLES = {
     "DDTREE_RECIPE": "recipe to use when --recipe is not given",
     "DDTREE_UNSAFE_FULL_BRANCH_RESEARCH": "must be 1 for unsafe-full-branch",
+    "DDTREE_CHECK": "1: the kernels also check the values of parents, for debugging",
     "DDTREE_TRACE_FILE": "file to which the worker appends one JSON line per verified tree",
 }
 

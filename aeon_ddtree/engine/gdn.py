@@ -85,6 +85,11 @@ class TreeGatedDeltaNet(GatedDeltaNetAttention):
     def get_kv_cache_spec(self, vllm_config: Any) -> MambaSpec:
         """One block per request, whatever is drafted: verification never stores a node's state."""
         cache = vllm_config.cache_config
+        if self.get_state_dtype()[1] != torch.float32:
+            raise ValueError(
+                f"--mamba-ssm-cache-dtype: the recurrent state would be {self.get_state_dtype()[1]}, which drifts from "
+                "plain decoding; use --mamba-ssm-cache-dtype float32"
+            )
         return MambaSpec(
             shapes=tuple(self.get_state_shape()),
             dtypes=self.get_state_dtype(),

@@ -76,7 +76,11 @@ class Exporter:
         def loop() -> None:
             while True:
                 threading.Event().wait(INTERVAL)
-                self.update()
+                try:
+                    self.update()
+                except Exception:  # the server must go on without its metrics, but not silently
+                    logger.exception("vllm:ddtree_* metrics stop here")
+                    return
 
         threading.Thread(target=loop, name="ddtree-metrics", daemon=True).start()
 

@@ -81,6 +81,7 @@ class DDTreeRunner:
             f", commit {self.options.commit}, {self.policy}" if self.policy else "",
             self.device,
         )
+        self._reasons = bool(vllm_config.structured_outputs_config.reasoning_parser)
         self._step: Step | None = None
         self._verdict: Verdict | None = None
         self._drafted: set[str] = set()  # requests whose next step should verify the tree that was drafted for it
@@ -209,6 +210,11 @@ class DDTreeRunner:
         # A step without drafts emits one column, which vLLM reads as plain decoding.
         found = walk(tree, sampled, self.horizon + 1 if spec_decode_metadata is not None else 1)
         plan = plan_for(self.options.commit, tree, sampled, found)
+        if self._reasons and tree.width > 1:
+            # vLLM decides once per window whether a grammar applies yet: past the end of the reasoning the other rows
+            # would be unmasked. One token per step is what plain decoding does.
+            free = [plan.max_len if not self._has_grammar(r.req_id) else 1 for r in requests]
+            plan = plan.cut(torch.tensor(free).to(self.device, non_blocking=True))
         self._verdict = Verdict(plan, state, base_index)
         self.stats.add(tree, found, plan, (base_index > 0) & ~self.discard_request_mask.gpu[: len(requests)])
         self.trace.write(self.input_batch.req_ids, step.tree_reqs, tree, found)

@@ -93,6 +93,17 @@ def check(config: VllmConfig) -> None:
             f"--mamba-cache-mode {config.cache_config.mamba_cache_mode}: one state slot per request has no snapshots; "
             "use --mamba-cache-mode none"
         )
+    refused = {
+        "--enable-prompt-embeds": config.model_config.enable_prompt_embeds,
+        "--enable-dbo": config.parallel_config.enable_dbo,
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--speculative-config disable_padded_drafter_batch": (
+            speculative is not None and speculative.disable_padded_drafter_batch
+        ),
+    }
+    for flag, given in refused.items():
+        if given:
+            raise OptionsError(f"{flag}: not supported by DDTree's runner; start without it")
     if config.lora_config is not None:
         raise OptionsError("--enable-lora: not supported together with DDTree's layers; start without it")
     if config.parallel_config.pipeline_parallel_size > 1:

@@ -53,7 +53,11 @@ class Setup:
 
     def promote(self, **changes: Any) -> None:
         """A parity report beside the recipe, named by its mode ddtree."""
-        report = {"passed": True, "recipe": "pair"} | changes
+        report = {
+            "kind": "parity", "passed": True, "recipe": "pair", "dtype": "float32",
+            "pair": {name: str(self.recipe[name]) for name in ("model", "drafter")},
+            "settings": {"commits": ["flat", "branch"]},
+        } | changes  # fmt: skip
         (self.root / "report.json").write_text(json.dumps(report), encoding="utf-8")
         self.recipe["modes"]["ddtree"]["promoted_by"] = "report.json"
 

@@ -47,7 +47,7 @@ RECIPES = [
     (edit("vllm", "max_model_len", value=3), ["max_model_len", "defaults.max_model_len"]),
     (edit("vllm", "additional_config", value={}), ["additional_config", "modes.MODE.ddtree"]),
     (edit("modes", "ddtree", "vllm", "enable-prefix-caching", value=True), ["enable-prefix-caching", "prefix_caching"]),
-    (edit("defaults", "prefix_caching", value=True), ["prefix_caching", "false with trees", "dflash or baseline"]),
+    (edit("defaults", "prefix_caching", value=True), ["prefix_caching", "not proven lossless"]),
     (edit("modes", "ddtree", "ddtree", "budget", value=0), ["modes.ddtree.ddtree", "budget", "0", "1 to 127"]),
     (edit("modes", "ddtree", "ddtree", "budget", value="many"), ["budget", "many", "1 to 127"]),
     (edit("modes", "ddtree", "ddtree", "ranking", value="gredy"), ["ranking", "gredy", "greedy"]),
@@ -101,6 +101,7 @@ OPTIONS = [
     (["--device", "tpu"], ["command line --device", "tpu", "cpu, cuda or auto"]),
     (["--host", "256.0.0.1"], ["256.0.0.1", "--host"]),
     (["--", "--additional-config", "{}"], ["--additional-config", "after --"]),
+    (["other-recipe"], ["'other-recipe'", "--recipe NAME"]),
     (["--", "--enable_prefix_caching"], ["--enable_prefix_caching", "after --"]),
     (["--", "--speculative-config={}"], ["--speculative-config", "after --"]),
     (["--", "--speculative-config.num_speculative_tokens", "3"], ["--speculative-config", "after --"]),
@@ -123,7 +124,7 @@ VARIABLES = [
     ({"DDTREE_BUDGET": "lots"}, ["environment DDTREE_BUDGET", "lots"]),
     ({"DDTREE_TOP_K": "0"}, ["environment DDTREE_TOP_K", "at least 1"]),
     ({"DDTREE_COMMIT": "branch"}, ["environment DDTREE_COMMIT", "expected flat"]),
-    ({"DDTREE_PREFIX_CACHING": "1"}, ["environment DDTREE_PREFIX_CACHING", "false with trees"]),
+    ({"DDTREE_PREFIX_CACHING": "1"}, ["environment DDTREE_PREFIX_CACHING", "not proven lossless"]),
 ]
 
 

@@ -64,7 +64,21 @@ def test_flat_until_promoted(pair, dispatch):
     assert dispatch("ddtree", "--recipe", pair.recipe_file(), "--commit", "flat").options()["commit"] == "flat"
 
 
-@pytest.mark.parametrize("spoilt", [{"passed": False}, {"passed": "yes"}, {"passed": None}, {"recipe": "another"}])
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"passed": False},
+        {"passed": "yes"},
+        {"passed": None},
+        {"recipe": "another"},
+        {"pair": {"model": "other", "drafter": "other"}},
+        {"pair": None},
+        {"settings": {"commits": ["flat"]}},
+        {"settings": None},
+        {"dtype": "bfloat16"},
+        {"kind": "sweep"},
+    ],
+)
 def test_a_report_that_does_not_promote(pair, dispatch, spoilt):
     pair.promote(**spoilt)
     assert dispatch("ddtree", "--recipe", pair.recipe_file()).options()["commit"] == "flat"
