@@ -80,7 +80,7 @@ def _no_slots_for_the_drafter() -> None:
 
 def _one_state_slot_per_request() -> None:
     """Symptom: the convolution state grows by num_speculative_tokens columns, page sizes and layer shapes with it.
-    Cause: the stock layer keeps one state per drafted token; ours keeps the committed one only (DESIGN §5).
+    Cause: the stock layer keeps one state per drafted token; ours keeps the committed one only (docs/architecture.md).
     Remove when: the calculator takes the shape from the layer class."""
     from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 

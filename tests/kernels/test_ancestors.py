@@ -23,7 +23,7 @@ def assert_right(parent):
 @pytest.mark.parametrize("width", [*WIDTHS, 2, 128])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_every_shape(width, dtype):
-    """PITFALLS mask: requests of one batch have different trees of the same size; each gets its own mask."""
+    """Pitfall, mask: requests of one batch have different trees of the same size; each gets its own mask."""
     assert_right(forest(width).to(dtype))
 
 
@@ -34,7 +34,7 @@ def test_random_trees(parent):
 
 
 def test_padding_is_nobodys_child():
-    """PITFALLS tree: padding rows must not become children of the root."""
+    """Pitfall, tree: padding rows must not become children of the root."""
     parent = torch.tensor([[-1, 0, 1, -1, -1]])
     mask = ancestor_mask(parent)[0]
     assert torch.equal(mask[3:], torch.eye(5, dtype=torch.bool)[3:])

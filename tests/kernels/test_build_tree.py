@@ -129,7 +129,7 @@ def test_served_sizes(budget, spine):
 
 
 def test_full_spine_contains_the_chain():
-    """PITFALLS tree: pure best-first may drop the drafter's chain; a full spine holds it, in rows 1 … k."""
+    """Pitfall, tree: pure best-first may drop the drafter's chain; a full spine holds it, in rows 1 … k."""
     flat = torch.full((1, 15, 4), math.log(0.25))
     token = torch.arange(60).reshape(1, 15, 4)
     root = torch.tensor([99])
@@ -141,7 +141,7 @@ def test_full_spine_contains_the_chain():
 
 
 def test_budget_does_not_change_the_horizon():
-    """PITFALLS tree: budget and horizon are separate; more nodes never reach deeper than the drafter's positions."""
+    """Pitfall, tree: budget and horizon are separate; more nodes never reach deeper than the drafter's positions."""
     token, logp = distributions(2, 3, 4, 1)
     for budget in (2, 3, 50, 127):
         out = build_tree(token, logp, torch.tensor([1, 2]), budget, spine=0)
@@ -150,7 +150,7 @@ def test_budget_does_not_change_the_horizon():
 
 
 def test_children_come_from_their_own_position():
-    """PITFALLS build: siblings under the root are candidates of depth 1, never of later positions."""
+    """Pitfall, build: siblings under the root are candidates of depth 1, never of later positions."""
     token, logp = distributions(1, 4, 6, 2)
     token = token + 1000 * torch.arange(1, 5)[None, :, None]
     built_token, _, depth, num_nodes = build_tree(token, logp, torch.tensor([0]), 40, spine=4)
@@ -158,7 +158,7 @@ def test_children_come_from_their_own_position():
 
 
 def test_padding_is_nobodys_child():
-    """PITFALLS tree: fewer nodes than the budget leave padding with parent −1, not children of the root."""
+    """Pitfall, tree: fewer nodes than the budget leave padding with parent −1, not children of the root."""
     token, logp = distributions(2, 2, 2, 3)
     out = build_tree(token, logp, torch.tensor([1, 2]), 20, spine=1, max_nodes=torch.tensor([0, 4]))
     assert out[3].tolist() == [0, 4]

@@ -50,7 +50,7 @@ def worst(i, y, slots, parent, **options):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("taps", [2, 3, 4])
 def test_every_shape_and_width(width, taps):
-    """PITFALLS convolution: the window runs up the ancestors, it is not flat."""
+    """Pitfall, convolution: the window runs up the ancestors, it is not flat."""
     i, parent = inputs(6, width, taps, channels=2, seed=width), forest(width, seed=width)
     before = i["conv_state"].clone()
     y = causal_conv_tree(**i, slots=SLOTS, parent=parent)
@@ -72,7 +72,7 @@ def test_random_trees(parents, seed):
 
 
 def test_siblings_differ_from_a_flat_window():
-    """PITFALLS convolution: a flat window would give the second sibling another result (about one token lost)."""
+    """Pitfall, convolution: a flat window would give the second sibling another result (about one token lost)."""
     i, parent = inputs(1, 4), torch.tensor([[-1, 0, 0, 2]])
     y = causal_conv_tree(**i, slots=torch.tensor([4]), parent=parent)
     flat = causal_conv_tree(**i, slots=torch.tensor([4]), parent=torch.tensor([[-1, 0, 1, 2]]))
@@ -107,7 +107,7 @@ def test_nan_padding_and_stale_windows_do_not_leak():
 
 @pytest.mark.parametrize("taps", [2, 3, 4])
 def test_commit_takes_the_last_inputs_of_the_path(taps):
-    """PITFALLS convolution: snapshot, then write. Every path length from none to deep; other slots keep their bytes."""
+    """Pitfall, convolution: snapshot, then write. Every path length from none to deep; other slots keep their bytes."""
     i = inputs(6, 17, taps, seed=taps)
     parent = forest(17, seed=taps, shapes=("chain",) * 6)
     paths = [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3, 4], list(range(17))]
@@ -136,7 +136,7 @@ def test_commit_leaves_inactive_slots_alone():
 
 
 def test_sixty_steps_equal_sequential_decoding():
-    """PITFALLS convolution: several steps with more accepted than the window is long, windows never mixed up.
+    """Pitfall, convolution: several steps with more accepted than the window is long, windows never mixed up.
 
     Windows hold copies of inputs, so they must be equal bit for bit.
     """

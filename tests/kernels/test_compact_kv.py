@@ -51,7 +51,7 @@ paths_of_rows = st.lists(st.integers(1, 30), max_size=12, unique=True).map(lambd
 @given(st.lists(st.tuples(st.one_of(st.just([]), paths_of_rows), st.integers(0, 20)), min_size=1, max_size=4))
 @settings(deadline=None, max_examples=60)
 def test_random_paths(requests):
-    """PITFALLS commit: read all, then write all; every layer of the group; nothing else changes, not one cell."""
+    """Pitfall, commit: read all, then write all; every layer of the group; nothing else changes, not one cell."""
     paths, context = [p for p, _ in requests], [c for _, c in requests]
     table = torch.randperm(len(requests) * 13 + 2)[: len(requests) * 13].reshape(-1, 13)
     caches = group(2, len(requests) * 13 + 2)
@@ -61,7 +61,7 @@ def test_random_paths(requests):
 
 
 def test_overlapping_moves_keep_their_order():
-    """PITFALLS commit: [0, 2, 3, 5] writes row 2's old place while row 3's move still needs its own."""
+    """Pitfall, commit: [0, 2, 3, 5] writes row 2's old place while row 3's move still needs its own."""
     caches, table = group(3, 5), torch.tensor([[3, 0, 4]])
     truth = expected(caches, table.tolist(), [2], [[0, 2, 3, 5]])
     compact_kv(caches, table, torch.tensor([2]), *pack_paths([[0, 2, 3, 5]], 6))
@@ -78,7 +78,7 @@ def test_consecutive_paths_touch_nothing(paths):
 
 
 def test_aliased_and_strided_caches():
-    """PITFALLS commit: layers that share storage, and K and V as views of one tensor, are moved once, not twice."""
+    """Pitfall, commit: layers that share storage, and K and V as views of one tensor, are moved once, not twice."""
     store = torch.randn(6, 2, 2, BLOCK, 3)
     k_cache, v_cache = store[:, 0].transpose(1, 2), store[:, 1].transpose(1, 2)
     table = torch.tensor([[5, 1, 2]])

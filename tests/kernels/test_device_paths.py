@@ -21,7 +21,7 @@ def test_device_path_on_the_cpu(monkeypatch, seed):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("seed", range(6))
 def test_cuda_equals_the_cpu_without_a_host_synchronisation(seed):
-    """PITFALLS positions: no step may need a host-side value. CUDA raises here at the first synchronising call."""
+    """Pitfall, positions: no step may need a host-side value. CUDA raises here at the first synchronising call."""
     inputs = whole_step.prepare(seed)
     wanted = whole_step.run(inputs)
     on_device = {name: value.cuda() for name, value in inputs.items()}

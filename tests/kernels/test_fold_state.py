@@ -22,7 +22,7 @@ def factors_of(x, slots, parent, **options):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_fold_equals_decoding_the_path(width, dtype):
-    """PITFALLS recurrence: accepted counts from 1 to the deepest, arbitrary slots; other slots keep their bytes."""
+    """Pitfall, recurrence: accepted counts from 1 to the deepest, arbitrary slots; other slots keep their bytes."""
     x, parent = inputs(6, width, seed=width, dtype=dtype), forest(width, seed=width)
     ends = [random.Random(r).randrange(num_rows(parent[r])) for r in range(6)]
     paths = [path_to(parent[r], ends[r]) for r in range(6)]
@@ -36,7 +36,7 @@ def test_fold_equals_decoding_the_path(width, dtype):
 
 
 def test_all_rejected_folds_the_root_alone():
-    """PITFALLS recurrence: with nothing accepted the root's own update is still folded; no index −1 anywhere."""
+    """Pitfall, recurrence: with nothing accepted the root's own update is still folded; no index −1 anywhere."""
     x, parent = inputs(3, 9), forest(9, shapes=("star", "chain", "padded"))
     slots = torch.tensor([10, 0, 9])
     state = x["state"].clone()

@@ -35,7 +35,7 @@ def worst(x, out, slots, parent, scale=None, zero_state=()):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_shape_and_width(width):
-    """PITFALLS recurrence: any W (9 … 65 and beyond), arbitrary slots, parents' states in full precision."""
+    """Pitfall, recurrence: any W (9 … 65 and beyond), arbitrary slots, parents' states in full precision."""
     x, parent = inputs(6, width, seed=width), forest(width, seed=width)
     before = x["state"].clone()
     out, factors = run(x, SLOTS, parent)
@@ -68,7 +68,7 @@ def test_every_node_equals_its_path_replayed_alone():
 
 
 def test_siblings_are_blind_to_each_other():
-    """PITFALLS recurrence: a row continues from its parent. What a sibling's row holds changes nothing, bit for bit."""
+    """Pitfall, recurrence: a row continues from its parent. What a sibling's row holds changes nothing, bit for bit."""
     x, parent = inputs(1, 9), torch.tensor([[-1, 0, 0, 1, 1, 2, 3, 4, 5]])
     out, _ = run(x, torch.tensor([4]), parent)
     for name in ("q", "k", "v", "a", "b"):
@@ -105,7 +105,7 @@ def test_padding_rows_full_of_nan_do_not_leak(dtype):
 
 
 def test_root_row_updates_like_any_node():
-    """PITFALLS recurrence: first-level nodes continue from the root's state, not from the committed one."""
+    """Pitfall, recurrence: first-level nodes continue from the root's state, not from the committed one."""
     x, parent = inputs(1, 3), torch.tensor([[-1, 0, 0]])
     out, _ = run(x, torch.tensor([1]), parent)
     _, after_root = replay(x, 0, [0], x["state"][1])
@@ -117,7 +117,7 @@ def test_root_row_updates_like_any_node():
 
 @pytest.mark.parametrize("width", [1, 16, 64])
 def test_chain_shaped_tree_equals_sequential_decoding(width):
-    """PITFALLS recurrence: a chain-shaped tree equals the chain, in fp32, state included, at several lengths."""
+    """Pitfall, recurrence: a chain-shaped tree equals the chain, in fp32, state included, at several lengths."""
     x = inputs(3, width, 2, 4, dtype=torch.float32)
     parent = forest(width, shapes=("chain",) * 3)
     length = torch.tensor([width, (width + 1) // 2, 1])
@@ -209,7 +209,7 @@ def test_options_and_strides():
     ],
 )
 def test_bad_tensor_is_named(name, change):
-    """PITFALLS recurrence: half-precision states are refused, they drift."""
+    """Pitfall, recurrence: half-precision states are refused, they drift."""
     x, parent = inputs(2, 5, 2, 4), forest(5, shapes=("chain", "star"))
     x[name] = change(x[name])
     with pytest.raises(ValueError, match=name):

@@ -146,7 +146,7 @@ FILTERS = [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.08}, {"top_k": 9, "top_
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 @pytest.mark.parametrize("vocab", [20, 400])
 def test_same_distribution(options, vocab, temperature=0.8):
-    """DESIGN 8.2: 10 000 draws with different seeds against the exact distribution; nothing outside the allowed set.
+    """10 000 draws with different seeds against the exact distribution; nothing outside the allowed set.
 
     400 tokens take the short list of candidates, 20 the whole vocabulary. Cells expected below 5 are pooled.
     """

@@ -63,7 +63,7 @@ def test_ties_go_to_the_lower_id():
 
 
 def test_coupled_first_choice_is_the_targets_draw():
-    """DESIGN 5: where q equals p, the drafter's perturbed first choice is the very token the target draws."""
+    """where q equals p, the drafter's perturbed first choice is the very token the target draws."""
     logits = torch.randn(6, 8, 300, generator=torch.Generator().manual_seed(2)) * 1.5
     temperature, seed, index = torch.tensor([1.0, 0.7, 1.3] * 2), torch.arange(6), torch.arange(6) * 100
     token, _ = rank_candidates(logits, temperature, seed, index, 3, ranking="coupled")

@@ -70,7 +70,7 @@ class Paged:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_shape_and_width(width):
-    """PITFALLS mask: unequal contexts, trees of equal size and different shape in one batch; junk in tables."""
+    """Pitfall, mask: unequal contexts, trees of equal size and different shape in one batch; junk in tables."""
     case = Paged(forest(width, seed=width), [0, 13, 1, 40, 7, 22], heads=2, kv_heads=1, dim=4, value_dim=3)
     assert case.worst(case.run()) < 1e-12
     case.q, case.k_cache, case.v_cache = case.q.float(), case.k_cache.float(), case.v_cache.float()
@@ -94,7 +94,7 @@ def test_random_trees(requests, block, heads, window):
 
 @pytest.mark.parametrize("window", [1, 3, 8, 100])
 def test_windows_go_by_depth(window):
-    """PITFALLS mask: a sliding window counts positions (depth), not rows: a late sibling still sees its parent."""
+    """Pitfall, mask: a sliding window counts positions (depth), not rows: a late sibling still sees its parent."""
     case = Paged(forest(17, seed=3), [0, 13, 1, 40, 7, 22])
     assert case.worst(case.run(window=window), window) < 1e-12
 
@@ -161,7 +161,7 @@ def test_siblings_are_blind_to_each_other():
 
 
 def test_strided_caches():
-    """PITFALLS mask: strides are honoured, never inferred from a shape: K and V in one tensor, heads first."""
+    """Pitfall, mask: strides are honoured, never inferred from a shape: K and V in one tensor, heads first."""
     case = Paged(forest(9), [0, 13, 1, 40, 7, 22], value_dim=6)
     truth = case.run()
     both = torch.full((case.k_cache.shape[0], 2, 2, 4, 6), torch.nan, dtype=torch.float64)

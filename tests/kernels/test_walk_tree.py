@@ -62,7 +62,7 @@ def test_random(seed, width, vocab, max_len):
 
 
 def test_padding_is_never_accepted():
-    """PITFALLS tree: the target samples token 0, which is what padding rows carry. With stale parents too."""
+    """Pitfall, tree: the target samples token 0, which is what padding rows carry. With stale parents too."""
     token = torch.zeros(3, 6, dtype=torch.int64)
     sampled = torch.zeros(3, 6, dtype=torch.int64)
     parent = torch.tensor([[-1] * 6, [-1, 0, 0, 1, 2, 3], [-1, 0, 1, -1, 0, 1]])
@@ -72,7 +72,7 @@ def test_padding_is_never_accepted():
 
 
 def test_all_rejected_and_all_accepted():
-    """PITFALLS recurrence: nothing accepted is a path of one row, the root; depth 11 and more is accepted whole."""
+    """Pitfall, recurrence: nothing accepted is a path of one row, the root; depth 11 and more is accepted whole."""
     parent = forest(33, shapes=("chain", "chain"))
     token = torch.arange(33).repeat(2, 1)
     sampled = torch.stack([token[0] + 100, token[0] + 1])
@@ -91,7 +91,7 @@ def test_off_spine_and_duplicates():
 
 
 def test_requests_do_not_mix():
-    """PITFALLS mask: trees of equal size and different shape, alone and side by side, give the same."""
+    """Pitfall, mask: trees of equal size and different shape, alone and side by side, give the same."""
     parent, token = forest(17, seed=1), torch.randint(0, 2, (6, 17), generator=torch.Generator().manual_seed(0))
     sampled = token.roll(1, 1)
     together = walk_tree(token, parent, nodes_of(parent), sampled, max_len=9)
