@@ -20,7 +20,7 @@ PACKAGE = Path(aeon_ddtree.proving_ground.__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz of the running engine")
-    group.addoption("--fuzz-seconds", type=float, default=100.0, help="how long tests/engine/test_fuzz.py goes on")
+    group.addoption("--fuzz-seconds", type=float, default=75.0, help="how long tests/engine/test_fuzz.py goes on")
     group.addoption("--fuzz-seed", type=int, default=None, help="first seed of the fuzz; prints itself when it fails")
 
 

@@ -28,7 +28,7 @@ MAX_NEAR_TIES = 1 / 2000
 def test_random_mixes(
     plain: Decoder, tree: Decoder, small: Decoder, pair: Pair, request: pytest.FixtureRequest
 ) -> None:
-    seconds = request.config.getoption("--fuzz-seconds", 100.0)
+    seconds = request.config.getoption("--fuzz-seconds", 75.0)
     seed = request.config.getoption("--fuzz-seed", None)
     seed = FIRST_SEED if seed is None else seed
     total: Counter[str] = Counter()

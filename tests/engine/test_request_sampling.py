@@ -95,6 +95,7 @@ def test_bad_words_that_begin_in_the_path(plain: Decoder, tree: Decoder, pair: P
             if word == word.strip() and pair.tokenizer.encode(word).ids == free.token_ids[index - 1 : index + 1]:
                 chosen.append((with_params(request, bad_words=["never said", word]), free, index, word))
                 break
+    chosen = chosen[:6]
     assert len(chosen) >= 4
     for run in same_as_plain(plain, tree, [request for request, _, _, _ in chosen]):
         same_until = [
