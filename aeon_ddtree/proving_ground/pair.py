@@ -16,11 +16,15 @@ CATEGORIES = ("coding", "math", "reasoning", "prose", "language", "json")
 
 @dataclass(frozen=True)
 class HeldOutPrompt:
-    """A plain completion prompt that shares no text with the training corpus."""
+    """A plain completion prompt that shares no text with the training corpus.
+
+    tied: where plain decoding meets two logits that fp32 cannot tell apart; empty for nearly all.
+    """
 
     id: str
     category: str
     prompt: str
+    tied: str = ""
 
 
 def held_out_prompts(count: int | None = None) -> list[HeldOutPrompt]:

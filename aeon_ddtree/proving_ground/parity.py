@@ -207,7 +207,8 @@ def parity(arguments: argparse.Namespace, command: str) -> int:
 
     models = resolve_models(arguments.recipe, arguments.device)
     settings = settings_of(arguments, models)
-    prompts = select(load_prompts(arguments.prompts_file), settings)
+    known = load_prompts(arguments.prompts_file)
+    prompts = select(known, settings)
     try:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.touch()
@@ -235,6 +236,7 @@ def parity(arguments: argparse.Namespace, command: str) -> int:
         "recipe": models.recipe,
         "pair": models.names,
         "dtype": arguments.dtype,
+        "left_out": {prompt.id: prompt.tied for prompt in known if prompt.tied},
         "async_scheduling": arguments.async_scheduling or "default",
         "command": command,
         "started": began.isoformat(timespec="seconds"),

@@ -26,9 +26,12 @@ class ParityError(ValueError):
 
 @dataclass(frozen=True)
 class Prompt:
+    """tied: why plain decoding of it is a toss-up, where it is; such prompts are left out of a run, by name."""
+
     id: str
     category: str
     text: str
+    tied: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def load_prompts(path: Path) -> list[Prompt]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            prompts.append(Prompt(str(row["id"]), str(row["category"]), str(row["prompt"])))
+            prompts.append(Prompt(str(row["id"]), str(row["category"]), str(row["prompt"]), str(row.get("tied", ""))))
         except (ValueError, KeyError, TypeError):
             raise ParityError(
                 f'{path}, line {number}: expected {{"id", "category", "prompt"}} as JSON; correct the line'
@@ -135,7 +138,7 @@ def select(prompts: Sequence[Prompt], settings: Settings) -> dict[str, list[Prom
     The sweep takes prompts that the main cases do not touch, so that defaults are not chosen on what they are measured
     with; only where fewer than 24 are left it takes the main ones.
     """
-    ordered = in_turns(prompts)
+    ordered = in_turns([prompt for prompt in prompts if not prompt.tied])
     for flag, count in (("--prompts", settings.prompts), ("--single-prompts", settings.single_prompts)):
         if not 1 <= count <= len(ordered):
             raise ParityError(f"{flag} {count}: expected 1 to {len(ordered)}, the prompts there are; give fewer")

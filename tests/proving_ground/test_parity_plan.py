@@ -131,6 +131,13 @@ def test_a_prompts_file_is_read_or_refused_by_line(tmp_path):
     good = {"id": "a", "category": "math", "prompt": "1 + 1 ="}
     file.write_text(json.dumps(good) + "\n")
     assert load_prompts(file) == [Prompt("a", "math", "1 + 1 =")]
+    tied = {"id": "b", "category": "math", "prompt": "2 + 2 =", "tied": "two logits are equal"}
+    file.write_text(json.dumps(good) + "\n" + json.dumps(tied) + "\n")
+    assert [p.tied for p in load_prompts(file)] == ["", "two logits are equal"]
+    kept = select(load_prompts(file), replace(SETTINGS, prompts=1, single_prompts=1))
+    assert all([p.id for p in chosen] == ["a"] for chosen in kept.values())
+    with pytest.raises(ParityError, match="expected 1 to 1"):
+        select(load_prompts(file), replace(SETTINGS, prompts=2, single_prompts=1))
     file.write_text(json.dumps(good) + "\n{}\n")
     with pytest.raises(ParityError, match="line 2"):
         load_prompts(file)
