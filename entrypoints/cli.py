@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`aeon-ddtree`: the commands. A refusal is one line on stderr and exit code 2."""
 
+import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -23,11 +25,37 @@ SUMMARIES = {
 }
 
 
+# Commands in modules of their own, imported when they are called: name -> (module:attribute, one line for --help).
+LAZY = {
+    "ddtree-tree-test": ("aeon_entrypoints.tree_test:tree_test", "Test tree, verify, commit and kernels on this CPU."),
+    "doctor": ("aeon_entrypoints.doctor:doctor", "Run every check of a recipe on this machine, as a table."),
+    "download": ("aeon_entrypoints.download:download", "Fetch a recipe's models from the Hugging Face hub."),
+    "health": ("aeon_entrypoints.health:health", "Whether the running server generates: 0 when it does."),
+}
+
+
+def load_lazily(name: str) -> click.Command:
+    """The command of the table LAZY. Raises Refusal when its module is not installed."""
+    module, _, attribute = LAZY[name][0].partition(":")
+    if importlib.util.find_spec(module) is None:
+        raise Refusal(f"{name}: not in this build; use a build with the module {module}")
+    return getattr(importlib.import_module(module), attribute)
+
+
 class Commands(click.Group):
-    """Accepts aliases and names the nearest command when there is none of that name."""
+    """Accepts aliases, loads lazily, and names the nearest command when there is none of that name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *LAZY])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
+        return load_lazily(cmd_name) if cmd_name in LAZY else super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        eager = [(name, command.get_short_help_str(90)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted([*eager, *((name, text) for name, (_, text) in LAZY.items())]))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
