@@ -18,10 +18,10 @@ def interpret_on_cpu(enabled: bool) -> None:
     """
     global _interpret
     if enabled and os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError("TRITON_INTERPRET is not 1, expected it to be set before Triton is imported: set it and rerun")
+        raise RuntimeError("TRITON_INTERPRET is not 1: set it before Triton is imported, at the start of the process")
     _interpret = enabled
 
 
 def takes_triton(tensor: Tensor) -> bool:
-    """Whether this call goes to the Triton kernel: its tensors are on a CUDA device, or a test interprets on the CPU."""
+    """Whether this call goes to the Triton kernel: its tensors are on a CUDA device, or a test interprets."""
     return tensor.is_cuda or _interpret
