@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks before anything loads. None imports torch, vLLM or transformers; every fact about the machine can be given."""
+
+from .checks import CHECKS, Row, before_start, run_all
+from .drafter import block_size, drafter_fits, drafter_horizon
+from .finding import Finding, Skipped
+from .gpus import Gpu
+from .host import port_free
+from .machine import Machine
+from .models import model_folder, read_json, text_config
+from .options import UNSAFE_VARIABLE, chain_length, engine_options, prefix_caching, tree_ranges, unsafe_mode
+from .quantisation import quantised_as
+from .situation import Situation
+from .window import sliding_window, window_patch
+
+__all__ = [
+    "CHECKS",
+    "UNSAFE_VARIABLE",
+    "Finding",
+    "Gpu",
+    "Machine",
+    "Row",
+    "Situation",
+    "Skipped",
+    "before_start",
+    "block_size",
+    "chain_length",
+    "drafter_fits",
+    "drafter_horizon",
+    "engine_options",
+    "model_folder",
+    "port_free",
+    "prefix_caching",
+    "quantised_as",
+    "read_json",
+    "run_all",
+    "sliding_window",
+    "text_config",
+    "tree_ranges",
+    "unsafe_mode",
+    "window_patch",
+]
