@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import preflight
+from . import preflight, tree_options
 from .failure import Failure, Refusal
 from .recipe import OWN_FLAGS
-from .resolve import Resolved, Value
+from .resolve import Resolved
 from .settings import SERVER
+from .values import Value
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"  # not `vllm serve`: that asks for a distribution called vllm
 PLUGIN = "aeon_ddtree"
@@ -22,11 +23,25 @@ METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 ENGINE_MODES = {"baseline": "plain", "dflash": "chain", "ddtree": "tree", "unsafe-full-branch": "tree"}
 SHORT_FLAGS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size"}
 CUDA_ONLY = {"gpu_memory_utilization"}
+# Flags that take their values as separate words; lists of all others are JSON.
+SEVERAL_WORDS = {
+    "--cudagraph-capture-sizes",
+    "--kv-cache-dtype-skip-layers",
+    "--logits-processors",
+    "--lora-modules",
+    "--served-model-name",
+}
+BUILD_ID_VARIABLE, BUILD_ID_FILE = "AEON_DDTREE_BUILD_ID_FILE", "/etc/aeon-ddtree/build-id"
 
 
 def option_object(resolved: Resolved) -> dict[str, Any]:
     """The one object that carries DDTree's options to every worker."""
-    return {"mode": ENGINE_MODES[resolved.mode]} | {name: value.value for name, value in resolved.options.items()}
+    options: dict[str, Any] = {"mode": ENGINE_MODES[resolved.mode]}
+    longest, asked = resolved.drafter_horizon, resolved.horizon
+    if resolved.mode == "dflash" and longest is not None and asked is not None and asked.value < longest:
+        # The engine's chain is as long as the horizon; a shorter one is the tree without alternatives.
+        options |= {"mode": "tree", "budget": asked.value, "top_k": 1, "commit": "flat"}
+    return options | {name: value.value for name, value in resolved.options.items()}
 
 
 def drafted_tokens(resolved: Resolved) -> int:
@@ -35,36 +50,41 @@ def drafted_tokens(resolved: Resolved) -> int:
         return resolved.options["budget"].value
     if resolved.horizon is not None:
         return resolved.horizon.value
-    horizon = preflight.drafter_horizon(resolved.drafter)
-    if horizon is not None:
-        return horizon
+    if resolved.drafter_horizon is not None:
+        return resolved.drafter_horizon
     raise Refusal(
         f"drafter {resolved.drafter}: its block size is not known yet; give --horizon, or a folder with a config.json"
     )
 
 
 def _flag(flag: str, value: Any) -> list[str]:
+    """A flag and its value as arguments. A value that begins with a dash would be taken for a flag of its own."""
     if value is True:
         return [flag]
     if value is False:
         return ["--no-" + flag[2:]]
-    if isinstance(value, dict | list):
-        return [flag, json.dumps(value, separators=(",", ":"))]
-    return [flag, str(value)]
+    if isinstance(value, list) and value and flag in SEVERAL_WORDS:
+        return [flag, *map(str, value)]
+    text = json.dumps(value, separators=(",", ":")) if isinstance(value, dict | list) else str(value)
+    if "\0" in text:
+        raise Refusal(f"{flag} is {text!r}, expected text without NUL, which no argument can hold; correct it")
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
 
 def _own_flags(resolved: Resolved) -> Iterator[tuple[str, Any]]:
     yield "--model", str(resolved.target)
-    if resolved.recipe.model_revision and isinstance(resolved.target, str):
-        yield "--revision", resolved.recipe.model_revision
+    if (revision := resolved.settings.get("model_revision")) is not None:
+        yield "--revision", revision.value
     for setting in SERVER:
         value = resolved.settings.get(setting.name)
         skipped = setting.name == "model" or (setting.name in CUDA_ONLY and resolved.device == "cpu")
         if setting.vllm_flag is not None and value is not None and not skipped:
-            yield setting.vllm_flag, value.value
+            yield setting.vllm_flag, value.value.split() if setting.name == "served_model_name" else value.value
     yield "--enable-prefix-caching", resolved.get("prefix_caching")
     yield "--generation-config", "vllm"
     yield "--worker-cls", f"aeon_ddtree.engine.worker.{'CPUWorker' if resolved.device == 'cpu' else 'GPUWorker'}"
+    if resolved.get("watch"):
+        yield "--enable-server-load-tracking", True  # the watcher tells an idle server from a stalled one by it
     if resolved.drafter is not None:
         # dflash_ddtree is a name that recipes may use; what vLLM knows is dflash.
         speculation = {
@@ -72,8 +92,8 @@ def _own_flags(resolved: Resolved) -> Iterator[tuple[str, Any]]:
             "model": str(resolved.drafter),
             "num_speculative_tokens": drafted_tokens(resolved),
         }
-        if resolved.recipe.drafter_revision and isinstance(resolved.drafter, str):
-            speculation["revision"] = resolved.recipe.drafter_revision
+        if (revision := resolved.settings.get("drafter_revision")) is not None:
+            speculation["revision"] = revision.value
         yield "--speculative-config", speculation
     yield "--additional-config", {"ddtree": option_object(resolved)}
 
@@ -86,7 +106,7 @@ def _name(argument: str) -> str:
 
 
 def _check_extra(extra: list[str]) -> Iterator[str]:
-    """Names of the flags among the arguments after `--`. Raises Refusal for those that would undo what was checked."""
+    """Names of the flags that come last. Raises Refusal for those that would undo what was checked."""
     checked = {flag: f"set {cure} instead" for flag, cure in OWN_FLAGS.items()}
     checked |= {name: f"give --{name} before the --" for name in ("host", "port")}
     checked |= {"config": "put its values into a recipe"}
@@ -97,25 +117,34 @@ def _check_extra(extra: list[str]) -> Iterator[str]:
             owned = next((flag for flag in checked if flag.startswith(name[2:])), None)
             if owned is not None:
                 raise Refusal(
-                    f"arguments after --: {argument} is --{owned}, which was checked already; {checked[owned]}"
+                    f"arguments after -- (or of EXTRA_VLLM_ARGS): {argument} is --{owned}, which was checked already; "
+                    f"{checked[owned]}"
                 )
             yield name
 
 
 def build_argv(resolved: Resolved) -> list[str]:
-    """The server's argument list; arguments after `--` come last and replace ours of the same name, which is noted."""
-    extra = set(_check_extra(resolved.extra))
+    """The server's argument list; what comes last replaces ours of the same name, which is noted."""
+    names = list(_check_extra(resolved.extra))
     flags: dict[str, Any] = dict(_own_flags(resolved))
-    flags |= {flag: value.value for flag, value in resolved.flags.items() if value.value is not None}
+    for flag, value in resolved.flags.items():
+        flags.pop(flag, None)
+        if value.value is not None:
+            flags[flag] = value.value
     argv = [sys.executable, "-m", SERVER_MODULE]
     for flag, value in flags.items():
-        if _name(flag) in extra:
-            note = f"{flag} is given after --, which replaces {_flag(flag, value)}"
-            if note not in resolved.notes:
-                resolved.notes.append(note)
+        if _name(flag) in names:
+            _note(resolved, f"{flag} is given after --, which replaces {_flag(flag, value)}")
             continue
         argv += _flag(flag, value)
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        _note(resolved, f"{name} is given {names.count(name)} times after --; vLLM takes the last")
     return argv + resolved.extra
+
+
+def _note(resolved: Resolved, note: str) -> None:
+    if note not in resolved.notes:
+        resolved.notes.append(note)
 
 
 def build_env(resolved: Resolved, environ: Mapping[str, str]) -> dict[str, Value]:
@@ -131,27 +160,25 @@ def build_env(resolved: Resolved, environ: Mapping[str, str]) -> dict[str, Value
 
 
 def check(resolved: Resolved, environ: Mapping[str, str], dry_run: bool) -> None:
-    """All of preflight. Raises Refusal with the first failure; in a dry run, what only a start needs becomes a note."""
+    """What the values say, then all of preflight. Raises Refusal with the first failure.
+
+    In a dry run, which may be for another machine, models that are not there become a note, and nothing that only this
+    machine decides is looked at.
+    """
+    check_values(resolved, environ)
+    preflight.before_start(resolved, environ, dry_run)
+
+
+def check_values(resolved: Resolved, environ: Mapping[str, str]) -> None:
+    """The values against the mode and against each other. Raises Refusal."""
     settings, options = resolved.settings, option_object(resolved)
-    longest = preflight.drafter_horizon(resolved.drafter)
+    longest = resolved.drafter_horizon
     caching = settings["prefix_caching"]
     _raise(preflight.unsafe_mode(resolved.mode, environ))
     _raise(preflight.prefix_caching(resolved.mode, caching.value, caching.origin))
-    _raise(preflight.tree_ranges(options, {name: value.origin for name, value in resolved.options.items()}))
     if resolved.horizon is not None and resolved.mode == "dflash":
         _raise(preflight.chain_length(resolved.horizon.value, resolved.horizon.origin, longest))
-    _raise(preflight.engine_options(options, longest, f"recipe {resolved.recipe.name}"))
-    absent = False
-    for folder, name in ((resolved.target, "model"), (resolved.drafter, "drafter")):
-        if folder is not None and (failure := next(preflight.model_folder(folder, name, settings[name].origin), None)):
-            if not dry_run:
-                raise Refusal(str(failure))
-            absent = True
-            resolved.notes.append(f"a real start would stop here: {failure}")
-    if resolved.drafter is not None and not absent:
-        _raise(preflight.drafter_fits(resolved.target, resolved.drafter))
-    if not dry_run:
-        _raise(preflight.port_free(resolved.get("host"), settings["port"].value, settings["port"].origin))
+    tree_options.judge(options, resolved.options, longest, f"recipe {resolved.recipe.name}")
 
 
 def _raise(failures: Iterator[Failure]) -> None:
@@ -159,11 +186,51 @@ def _raise(failures: Iterator[Failure]) -> None:
         raise Refusal(str(failure))
 
 
-def start(argv: list[str], env: Mapping[str, Value]) -> None:
+def build_id(environ: Mapping[str, str]) -> str | None:
+    """What the image says it was built from, None outside an image."""
+    try:
+        text = Path(environ.get(BUILD_ID_VARIABLE) or BUILD_ID_FILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return " ".join(text.split()) or None
+
+
+def headline(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    """What is served: mode, recipe, profile, shape and build."""
+    parts = [f"mode {resolved.mode}", f"recipe {resolved.recipe.name}", f"device {resolved.device}"]
+    if resolved.profile is not None:
+        parts.append(f"profile {resolved.profile.value}")
+    if resolved.is_tree:
+        shape = {name: resolved.options[name].value for name in ("budget", "topology", "root_leaves", "spine", "top_k")
+                 if name in resolved.options}  # fmt: skip
+        parts.append("tree " + ", ".join(f"{name} {value}" for name, value in shape.items()))
+    elif resolved.drafter is not None:
+        parts.append(f"a chain of {drafted_tokens(resolved)}")
+    build = build_id(environ)
+    return "; ".join([*parts, *([f"build {build}"] if build else [])])
+
+
+def start(argv: list[str], env: Mapping[str, Value], resolved: Resolved) -> None:
     """Becomes the server: signals reach it. Does not return."""
-    if METRICS_DIR in env:  # must exist and be empty: prometheus_client would add up an earlier server's counters
-        shutil.rmtree(env[METRICS_DIR].value, ignore_errors=True)
-        os.makedirs(env[METRICS_DIR].value, mode=0o700)
+    folder = env[METRICS_DIR].value if METRICS_DIR in env else None
+    if folder is not None:  # must exist and be empty: prometheus_client would add up an earlier server's counters
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder, mode=0o700)
+    environ = {**os.environ, **{name: str(value.value) for name, value in env.items()}}
+    if resolved.get("watch"):
+        from . import watch
+
+        watch.begin(
+            argv,
+            environ,
+            host=resolved.get("host"),
+            port=resolved.get("port"),
+            name=resolved.recipe.name,
+            ready_timeout=resolved.get("ready_timeout"),
+            stall_after=resolved.get("stall_after"),
+            exit_on_stall=resolved.get("exit_on_stall"),
+            metrics_dir=folder,
+        )
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(argv[0], argv, {**os.environ, **{name: str(value.value) for name, value in env.items()}})
+    os.execvpe(argv[0], argv, environ)

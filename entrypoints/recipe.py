@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .failure import Refusal, nearest
-from .settings import SERVER, TREE_BY_NAME
+from .settings import BY_NAME, PREFIX, SERVER, TREE_BY_NAME
+from .variables import OTHER_VARIABLES, RETIRED
 
 # Flags that the dispatcher writes itself, and what sets them instead: not allowed in a recipe's `vllm` or after `--`.
 OWN_FLAGS = {
     "model": "model",
     "worker-cls": "device",
+    "revision": "model_revision",
     "additional-config": "modes.MODE.ddtree, or --budget and its like",
     "speculative-config": "drafter, and horizon or budget",
     "enable-prefix-caching": "prefix_caching",
@@ -31,7 +33,31 @@ def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return flags
 
 
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name, value in options.items():
+        if name not in TREE_BY_NAME:
+            raise ValueError(f"unknown key {name}{nearest(name, TREE_BY_NAME)}")
+        try:
+            TREE_BY_NAME[name].parse(value, name)
+        except Refusal as refusal:
+            raise ValueError(str(refusal)) from None
+    return options
+
+
+def _check_env(env: dict[str, str]) -> dict[str, str]:
+    """A recipe's variables are the server's: those that the dispatcher reads would come too late."""
+    ours = {setting.variable: setting.name for setting in BY_NAME.values()}
+    for name in env:
+        if name in ours:
+            raise ValueError(f"{name} is read before the recipe; set {ours[name]} in the recipe instead")
+        if name.startswith(PREFIX) and (name not in OTHER_VARIABLES or name in RETIRED):
+            raise ValueError(f"unknown variable {name}{nearest(name, OTHER_VARIABLES)}; remove it")
+    return env
+
+
 VllmFlags = Annotated[dict[str, Any], AfterValidator(_check_flags)]
+TreeOptions = Annotated[dict[str, Any], AfterValidator(_check_options)]
+Environment = Annotated[dict[str, str], AfterValidator(_check_env)]
 
 
 class Strict(BaseModel):
@@ -39,9 +65,9 @@ class Strict(BaseModel):
 
 
 class Defaults(Strict):
-    """Values of the server; settings.SERVER says what each is."""
+    """Values of the server and its watcher; settings.SERVER and settings.WATCH say what each is."""
 
-    served_model_name: str | None = None
+    served_model_name: str | None = Field(default=None, min_length=1)
     host: str | None = None
     port: int | None = Field(default=None, ge=0, le=65535)
     device: Literal["auto", "cpu", "cuda"] | None = None
@@ -53,51 +79,78 @@ class Defaults(Strict):
     tensor_parallel: int | None = Field(default=None, ge=1)
     prefix_caching: bool | None = None
     horizon: int | None = Field(default=None, ge=1)
+    ready_timeout: float | None = Field(default=None, ge=0)
+    stall_after: float | None = Field(default=None, ge=0)
+    exit_on_stall: bool | None = None
+    watch: bool | None = None
 
 
 class Mode(Strict):
-    """What one mode does differently. `promoted_by`: the parity report that lets `ddtree` commit branches."""
+    """What one mode does differently.
+
+    profile: the one it takes when none is asked for. promoted_by: the parity report that lets `ddtree` commit branches.
+    """
 
     method: Literal["dflash", "dflash_ddtree"] = "dflash"
+    profile: str | None = None
     defaults: Defaults = Defaults()
-    ddtree: dict[str, Any] = {}
+    ddtree: TreeOptions = {}
     vllm: VllmFlags = {}
     promoted_by: str | None = None
 
-    @field_validator("ddtree")
-    @classmethod
-    def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        for name in options:
-            if name not in TREE_BY_NAME:
-                raise ValueError(f"unknown key {name}{nearest(name, TREE_BY_NAME)}")
-        return options
-
 
 class Modes(Strict):
+    """The modes in which a recipe can be served; a mode that is left out is not offered."""
+
     baseline: Mode | None = None
     dflash: Mode | None = None
     ddtree: Mode | None = None
     unsafe_full_branch: Mode | None = Field(default=None, alias="unsafe-full-branch")
 
 
+class Sources(Strict):
+    """Where the models come from when folders are mounted: Hugging Face ids (org/name[@revision]) to download."""
+
+    model: str | None = None
+    drafter: str | None = None
+
+
 class Recipe(Strict):
     """A target, a drafter, and how to serve them.
 
-    vllm: further flags without dashes; maps become JSON, true is a bare flag, false its --no- form.
+    model, drafter: a folder, a package: reference or a Hugging Face id. container: the image it was written for.
+    env: variables of the server, where the user has not set them. vllm: further flags without dashes; maps and lists
+    become JSON, true is a bare flag, false its --no- form. profiles: sets of defaults to choose from, stronger than a
+    mode's. proving_ground: an architecture on which branches are committed without a promotion, to be checked.
     """
 
     recipe_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     description: str
-    model: str
+    model: str = Field(min_length=1)
     model_revision: str | None = None
-    drafter: str | None = None
+    drafter: str | None = Field(default=None, min_length=1)
     drafter_revision: str | None = None
+    sources: Sources = Sources()
     container: str | None = None
-    env: dict[str, str] = {}
+    env: Environment = {}
     defaults: Defaults = Defaults()
+    profiles: dict[str, Defaults] = {}
     vllm: VllmFlags = {}
     modes: Modes
+    proving_ground: str | None = None
+
+    @model_validator(mode="after")
+    def _profiles_exist(self) -> "Recipe":
+        for name in self.mode_names():
+            mode = self.mode(name)
+            if mode is not None and mode.profile is not None and mode.profile not in self.profiles:
+                known = ", ".join(self.profiles) or "none"
+                raise ValueError(
+                    f"modes.{name}.profile is {mode.profile}{nearest(mode.profile, self.profiles)}, "
+                    f"expected one of profiles: {known}"
+                )
+        return self
 
     def mode(self, name: str) -> Mode | None:
         return getattr(self.modes, name.replace("-", "_"))
@@ -112,9 +165,11 @@ def _keys_at(location: tuple[Any, ...]) -> list[str]:
     """Keys the schema knows in the map that `location` (all but its last item) names."""
     model: Any = Recipe
     for step in location[:-1]:
-        children = {"defaults": Defaults, "modes": Modes}
+        children = {"defaults": Defaults, "modes": Modes, "sources": Sources, "profiles": dict}
         if model is Modes:
             model = Mode
+        elif model is dict:
+            model = Defaults
         elif step in children and model in (Recipe, Mode):
             model = children[step]
     return [field.alias or name for name, field in model.model_fields.items()]
@@ -131,6 +186,8 @@ def _one_line(file: Path, error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{file}: {place} is missing; add it{more}"
     message = first["msg"].removeprefix("Value error, ")
+    if not location:
+        return f"{file}: {message}; correct it{more}"
     given = first["input"] if isinstance(first["input"], str | int | float | bool) else type(first["input"]).__name__
     return f"{file}: {place} is {given!r}: {message}; correct it{more}"
 

@@ -2,10 +2,15 @@
 """Where recipes, reports and models lie: by name, by path, inside an installed package, or on the Hugging Face hub."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .failure import Failure, Refusal, nearest
+
+if TYPE_CHECKING:
+    from .values import Value
 
 PACKAGE = "package:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -34,6 +39,10 @@ def find_recipe(name_or_path: str) -> Path:
     path = Path(name_or_path).expanduser()
     if path.is_file():
         return path
+    if path.is_dir():
+        inside = sorted(file.name for file in path.glob("*.y*ml"))
+        found = f"; it holds {', '.join(inside[:5])}" if inside else ""
+        raise Refusal(f"recipe {name_or_path}: is a folder, expected a YAML file{found}; give the file itself")
     if path.suffix in (".yaml", ".yml") or "/" in name_or_path:
         raise Refusal(f"recipe {name_or_path}: no such file; give a file that exists, or one of: {', '.join(names)}")
     raise Refusal(
@@ -67,3 +76,40 @@ def locate_model(reference: str, field: str) -> Path | str:
     if not path.exists() and HUB_ID.fullmatch(reference):
         return reference
     return path.absolute()
+
+
+def split_revision(reference: str) -> tuple[str, str | None]:
+    """`org/name@revision` -> (org/name, revision); anything else stays whole, with None."""
+    name, at, revision = reference.partition("@")
+    if at and revision and HUB_ID.fullmatch(name) and not Path(reference).expanduser().exists():
+        return name, revision
+    return reference, None
+
+
+def hub_folder() -> Path:
+    """The hub's cache, by the variables of huggingface_hub, whose import takes longer than all the rest."""
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    return Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub"))
+
+
+def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
+    """The folder of a hub id's revision (default: main) in the cache, or None when it was never downloaded."""
+    folder = hub_folder() / ("models--" + hub_id.replace("/", "--"))
+    try:
+        commit = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+    except OSError:
+        commit = revision or ""
+    snapshot = folder / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() else None
+
+
+def drafter_horizon(drafter: Path | str, revision: "Value | None" = None) -> int | None:
+    """Positions the drafter predicts, by its folder or its snapshot in the hub's cache; None while neither is here."""
+    from . import preflight
+
+    if isinstance(drafter, str):
+        snapshot = cached_snapshot(drafter, None if revision is None else revision.value)
+        return None if snapshot is None else preflight.drafter_horizon(snapshot)
+    return preflight.drafter_horizon(drafter)

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From command line, environment, recipe and defaults to one set of values, each with its origin. Starts nothing."""
+"""From command line, environment, profile, recipe and defaults to one set of values, each with its origin."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import references
-from .failure import Failure, Refusal
+from . import references, tree_options, variables
+from .failure import Failure, Refusal, nearest
 from .recipe import Mode, Recipe
-from .settings import BY_NAME, SERVER, TREE, TREE_MODES, Setting, read_environment
+from .settings import BY_NAME, REFERENCES, SERVER, TREE, TREE_MODES, WATCH
+from .values import DEFAULT as DEFAULT
+from .values import Layer, Layers, Value, layer
 
-DEFAULT = "default"
+REQUESTS = 16  # where nobody says: vLLM's own 128 and more, times the rows of a window, are more than fit a step
 CHAIN_OPTIONS = ("ranking", "tau", "mix", "softness")  # a chain is drafted too, but has no shape
-
-
-@dataclass(frozen=True)
-class Value:
-    value: Any
-    origin: str
 
 
 @dataclass
@@ -27,7 +22,9 @@ class Resolved:
     """Everything a start needs.
 
     settings: the server's values; options: the tree's; flags: further ones of vLLM; env: variables to set;
-    extra: arguments after `--`; notes: what the user should know.
+    extra: arguments that come last, those of the environment before those after `--`; profile: its name and who
+    chose it; horizon: length of the chain; drafter_horizon: what the drafter predicts, None while it is not at hand;
+    notes: what the user should know.
     """
 
     mode: str
@@ -42,6 +39,8 @@ class Resolved:
     drafter: Path | str | None
     device: str
     horizon: Value | None = None
+    drafter_horizon: int | None = None
+    profile: Value | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -50,30 +49,6 @@ class Resolved:
 
     def get(self, name: str) -> Any:
         return self.settings[name].value
-
-
-class _Layers:
-    """Values by name, strongest layer first: command line, environment, mode in the recipe, recipe, default."""
-
-    def __init__(
-        self, command_line: Mapping[str, Any], environ: Mapping[str, str], recipe: Recipe, mode: Mode, mode_name: str
-    ):
-        self.layers: list[tuple[Mapping[str, Any], str]] = [
-            ({name: value for name, value in command_line.items() if value is not None}, "command line {flag}"),
-            (read_environment(environ), "environment {variable}"),
-            (mode.ddtree, f"recipe {recipe.name}: modes.{mode_name}.ddtree"),
-            (mode.defaults.model_dump(exclude_none=True), f"recipe {recipe.name}: modes.{mode_name}.defaults"),
-            ({**recipe.defaults.model_dump(exclude_none=True), "model": recipe.model}, f"recipe {recipe.name}"),
-        ]
-        if recipe.drafter is not None:
-            self.layers.append(({"drafter": recipe.drafter}, f"recipe {recipe.name}"))
-
-    def find(self, setting: Setting) -> Value | None:
-        for values, origin in self.layers:
-            if setting.name in values:
-                named = origin.format(flag=setting.flag, variable=setting.variable)
-                return Value(setting.parse(values[setting.name], named), named)
-        return None if setting.default is None else Value(setting.default, DEFAULT)
 
 
 def choose_device(wanted: Value) -> Value:
@@ -99,79 +74,94 @@ def choose_device(wanted: Value) -> Value:
     return Value("cuda", "auto: NVIDIA device found")
 
 
-def _report_verdict(report: Path, recipe: Recipe) -> str | None:
-    """Why `report` does not promote the pair of `recipe`, or None when it does."""
-    try:
-        content = json.loads(report.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return f"{report.name} cannot be read ({error})"
-    if not isinstance(content, dict) or content.get("passed") is not True:
-        return f"{report.name} does not say passed: true"
-    if content.get("recipe") != recipe.name:
-        return f"{report.name} is about {content.get('recipe')!r}, not {recipe.name!r}"
-    pair, own = content.get("pair"), {"model": recipe.model, "drafter": recipe.drafter}
-    if pair != own:
-        return f"{report.name} is about the pair {pair}, not {own}"
-    settings = content.get("settings")
-    commits = settings.get("commits", ()) if isinstance(settings, dict) else ()
-    if content.get("kind") != "parity" or content.get("dtype") != "float32" or "branch" not in commits:
-        return f"{report.name} is no parity report of the branch policy in float32"
-    return None
-
-
-def _promotion(settings: Mapping[str, Value], recipe: Recipe, recipe_file: Path, mode: Mode) -> tuple[bool, str]:
-    """Whether `ddtree` may commit branches for this pair, and why (or why not)."""
-    if mode.promoted_by is None:
-        return False, "no parity report promotes this pair"
-    if any(settings[name].value != getattr(recipe, name) for name in ("model", "drafter")):
-        return False, "the report promotes the recipe's own pair, and another is given"
-    report = references.find_report(mode.promoted_by, recipe_file)
-    if report is None:
-        return False, f"its report {mode.promoted_by} is not there"
-    objection = _report_verdict(report, recipe)
-    return objection is None, objection or f"promoted by {mode.promoted_by}"
-
-
-def _commit_policy(chosen: Value | None, mode_name: str, promoted: bool, why: str) -> tuple[Value, str]:
-    """The commit policy and the sentence that says why."""
-    if mode_name == "unsafe-full-branch":
-        if chosen is not None and chosen.value == "flat":
-            cure = "use the mode ddtree for flat, or leave it out"
-            raise Refusal(str(Failure(chosen.origin, "commit", "flat", "branch under unsafe-full-branch", cure)))
-        return chosen or Value("branch", f"mode {mode_name}"), "commit policy branch, unpromoted: for research"
-    if chosen is None:
-        return Value("branch" if promoted else "flat", why), f"commit policy {'branch' if promoted else 'flat'}: {why}"
-    if chosen.value == "branch" and not promoted:
-        if chosen.origin.startswith(("command line", "environment")):
-            cure = "leave it out, or use the mode unsafe-full-branch for research"
-            raise Refusal(f"{chosen.origin}: commit is branch, expected flat under ddtree ({why}); {cure}")
-        return Value("flat", why), f"commit policy flat, not branch as the recipe would have it: {why}"
-    return chosen, f"commit policy {chosen.value}: {why if chosen.value == 'branch' else chosen.origin}"
-
-
-def _tree_options(found: dict[str, Value], policy: Value) -> dict[str, Value]:
-    """What a tree gets when nobody says otherwise: the conservative shape for flat, a wider one for branch."""
-    if policy.value == "flat":
-        usual: dict[str, Any] = {"budget": 15}
-        if "topology" not in found and "budget" not in found:
-            usual |= {"topology": "root_leaves", "root_leaves": 4}
-    else:
-        usual = {"budget": 31}
-    usual["top_k"] = 8
-    return {name: Value(value, DEFAULT) for name, value in usual.items()} | found | {"commit": policy}
-
-
 def _refuse_meaningless(mode_name: str, command_line: Mapping[str, Any]) -> None:
     """A flag that the mode would ignore is a mistake; variables and recipes serve all modes and may carry more."""
     tree = {setting.name for setting in TREE}
-    meaningless = {"baseline": tree | {"drafter", "horizon"}, "dflash": tree - set(CHAIN_OPTIONS)}.get(
-        mode_name, {"horizon"}
-    )
+    meaningless = {
+        "baseline": tree | {"drafter", "drafter_revision", "horizon"},
+        "dflash": tree - set(CHAIN_OPTIONS),
+    }.get(mode_name, {"horizon"})
     for name in sorted(meaningless):
         if command_line.get(name) is not None:
             raise Refusal(
                 f"command line: {BY_NAME[name].flag} means nothing under {mode_name}; leave it out, or use another mode"
             )
+
+
+def choose_profile(
+    recipe: Recipe, recipe_file: Path, mode: Mode, mode_name: str, asked: str | None, environ: Mapping[str, str]
+) -> Value | None:
+    """The profile by flag, by variable, or the mode's own. Raises Refusal when the recipe has none of that name."""
+    chosen = ("command line --profile", asked) if asked else None
+    if chosen is None and (named := variables.profile_name(environ)) is not None:
+        chosen = (named[1], named[0])
+    if chosen is None:
+        return None if mode.profile is None else Value(mode.profile, f"recipe {recipe.name}: modes.{mode_name}.profile")
+    origin, name = chosen
+    if name not in recipe.profiles:
+        known = ", ".join(recipe.profiles) or "none"
+        raise Refusal(
+            f"{origin}: profile is {name}{nearest(name, recipe.profiles)}, expected one of {recipe_file}: {known}; "
+            "give another or leave it out"
+        )
+    return Value(name, origin)
+
+
+def _layers(
+    command_line: Mapping[str, Any], environ: Mapping[str, str], recipe: Recipe, mode_name: str, profile: Value | None
+) -> Layers:
+    """Strongest first: command line, environment, profile, mode in the recipe, recipe."""
+    mode, place = recipe.mode(mode_name), f"recipe {recipe.name}"
+    assert mode is not None
+    layers: list[Layer] = [
+        {name: (raw, f"command line {BY_NAME[name].flag}") for name, raw in command_line.items() if raw is not None},
+        variables.read_environment(environ),
+    ]
+    if profile is not None:
+        layers.append(layer(recipe.profiles[profile.value].model_dump(), f"profile {profile.value} ({profile.origin})"))
+    layers += [
+        layer(mode.ddtree, f"{place}: modes.{mode_name}.ddtree"),
+        layer(mode.defaults.model_dump(), f"{place}: modes.{mode_name}.defaults"),
+        layer(recipe.defaults.model_dump() | {name: getattr(recipe, name) for name in REFERENCES}, place),
+    ]
+    return Layers(layers)
+
+
+def _locate(name: str, settings: dict[str, Value], recipe: Recipe) -> Path | str:
+    """Where the model or drafter lies. Leaves `NAME_revision` in `settings` only where it is about this reference."""
+    given, revision = settings[name], f"{name}_revision"
+    reference, asked = references.split_revision(given.value)
+    located = references.locate_model(reference, given.origin)
+    own = given.value == getattr(recipe, name)
+    if asked is not None:
+        settings[revision] = Value(asked, given.origin)
+    elif not own and settings.get(revision, given).origin.startswith("recipe"):
+        settings.pop(revision, None)  # the recipe's revision is one of its own model
+    if isinstance(located, Path):
+        settings.pop(revision, None)
+    return located
+
+
+def _flags(recipe: Recipe, mode_name: str, mode: Mode, environ: Mapping[str, str]) -> dict[str, Value]:
+    flags: dict[str, Value] = {}
+    for origin, values in (
+        (f"recipe {recipe.name}: vllm", recipe.vllm),
+        (f"recipe {recipe.name}: modes.{mode_name}.vllm", mode.vllm),
+    ):
+        flags |= {"--" + flag.replace("_", "-"): Value(value, origin) for flag, value in values.items()}
+    return flags | {flag: Value(*found) for flag, found in variables.read_flags(environ).items()}
+
+
+def _drafted(mode_name: str, settings: Mapping[str, Value], own: int | None) -> None:
+    """A variable that asks for another number of drafted tokens than a tree's drafter has would be ignored."""
+    asked = settings.get("horizon")
+    if mode_name not in TREE_MODES or asked is None or not asked.origin.startswith("environment"):
+        return
+    if own is not None and asked.value != own:
+        raise Refusal(
+            f"{asked.origin}: horizon is {asked.value}, expected {own} under {mode_name} (the drafter's block less "
+            "the bonus); set DDTREE_BUDGET for the size of the tree, or use the mode dflash"
+        )
 
 
 def resolve(
@@ -181,6 +171,7 @@ def resolve(
     command_line: Mapping[str, Any],
     environ: Mapping[str, str],
     extra: list[str],
+    profile_asked: str | None = None,
 ) -> Resolved:
     """All values of one start. command_line: by setting name, None where not given. Raises Refusal."""
     mode = recipe.mode(mode_name)
@@ -188,37 +179,41 @@ def resolve(
         raise Refusal(
             f"{recipe_file}: recipe {recipe.name} has no mode {mode_name}; use one of: {', '.join(recipe.mode_names())}"
         )
-    layers = _Layers(command_line, environ, recipe, mode, mode_name)
-    settings = {setting.name: value for setting in SERVER if (value := layers.find(setting)) is not None}
+    variables.check_method(environ, mode_name)
+    profile = choose_profile(recipe, recipe_file, mode, mode_name, profile_asked, environ)
+    layers = _layers(command_line, environ, recipe, mode_name, profile)
+    settings = {setting.name: value for setting in (*SERVER, *WATCH) if (value := layers.find(setting)) is not None}
     settings.setdefault("served_model_name", Value(recipe.name, "name of the recipe"))
     device = settings["device"] = choose_device(settings["device"])
-    target = references.locate_model(settings["model"].value, settings["model"].origin)
+    target = _locate("model", settings, recipe)
 
     _refuse_meaningless(mode_name, command_line)
     drafter: Path | str | None = None
+    own_horizon: int | None = None
     options: dict[str, Value] = {}
-    notes: list[str] = []
+    notes = variables.server_variables(environ)
     if mode_name == "baseline":
-        settings.pop("drafter", None)
+        for name in ("drafter", "drafter_revision", "horizon"):
+            settings.pop(name, None)
     elif "drafter" not in settings:
         raise Refusal(f"{recipe_file}: drafter is missing, which {mode_name} needs; add `drafter:` or give --drafter")
     else:
-        drafter = references.locate_model(settings["drafter"].value, settings["drafter"].origin)
+        drafter = _locate("drafter", settings, recipe)
+        settings.setdefault("max_num_seqs", Value(REQUESTS, DEFAULT))
+        own_horizon = references.drafter_horizon(drafter, settings.get("drafter_revision"))
+        _drafted(mode_name, settings, own_horizon)
         options = {setting.name: value for setting in TREE if (value := layers.find(setting)) is not None}
     if mode_name == "dflash":
         options = {name: value for name, value in options.items() if name in CHAIN_OPTIONS}
     if mode_name in TREE_MODES:
-        promoted, why = _promotion(settings, recipe, recipe_file, mode)
-        policy, note = _commit_policy(options.get("commit"), mode_name, promoted, why)
-        options = _tree_options(options, policy)
+        promoted, why = tree_options.promotion(settings, target, recipe, recipe_file, mode)
+        policy, note = tree_options.commit_policy(options.get("commit"), mode_name, promoted, why)
+        hint = settings.get("horizon")
+        options = tree_options.fill_in(options, policy, own_horizon or (hint.value if hint is not None else None))
         notes.append(note)
+        settings.pop("horizon", None)
 
-    flags: dict[str, Value] = {}
-    for origin, values in (
-        (f"recipe {recipe.name}: vllm", recipe.vllm),
-        (f"recipe {recipe.name}: modes.{mode_name}.vllm", mode.vllm),
-    ):
-        flags |= {"--" + flag.replace("_", "-"): Value(value, origin) for flag, value in values.items()}
+    words, _ = variables.extra_arguments(environ)
     env = {
         name: Value(environ[name], f"environment {name}")
         if name in environ
@@ -231,12 +226,14 @@ def resolve(
         recipe_file,
         settings,
         options,
-        flags,
+        _flags(recipe, mode_name, mode, environ),
         env,
-        extra,
+        [*words, *extra],
         target,
         drafter,
         device.value,
         settings.get("horizon"),
+        own_horizon,
+        profile,
         notes,
     )

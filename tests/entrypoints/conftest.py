@@ -3,6 +3,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,13 @@ DRAFTER = {
 }
 
 
+def safetensors_file(*shape: int) -> bytes:
+    """A file of one tensor, the drafter's projection: the header's length, the header, the tensor (bfloat16 zeros)."""
+    size = 2 * math.prod(shape)
+    header = json.dumps({"fc.weight": {"dtype": "BF16", "shape": shape, "data_offsets": [0, size]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
 @dataclass
 class Setup:
     """One made-up deployment. Its parts may be changed before `recipe_file()` writes the recipe."""
@@ -43,6 +51,10 @@ class Setup:
         file = self.root / "pair.yaml"
         file.write_text(yaml.safe_dump(self.recipe), encoding="utf-8")
         return file
+
+    def projection(self, *shape: int) -> None:
+        """Writes the drafter's weights anew, with a projection of this shape."""
+        (self.drafter / "model.safetensors").write_bytes(safetensors_file(*shape))
 
     def configure(self, model: str, change: Callable[[dict[str, Any]], object]) -> None:
         """Applies `change` to the configuration of "target" or "drafter"."""
@@ -68,7 +80,7 @@ def pair(tmp_path: Path) -> Setup:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "model.safetensors").write_bytes(safetensors_file(256, 4 * 256))
     recipe = {
         "recipe_version": 1,
         "name": "pair",
@@ -88,6 +100,7 @@ class Outcome:
     err: str
     started: list[str] | None
     environ: dict[str, str] | None
+    watched: dict[str, Any] | None = None
 
     def flag(self, name: str) -> str:
         """The value that follows `name` in the command that was started."""
@@ -105,13 +118,17 @@ def dispatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     def call(*arguments: object) -> Outcome:
         caught: list[tuple[list[str], dict[str, str]]] = []
+        watched: list[dict[str, Any]] = []
         monkeypatch.setattr("sys.argv", ["aeon-ddtree", *map(str, arguments)])
         monkeypatch.setattr("os.execvpe", lambda _file, argv, environ: caught.append((argv, environ)))
+        # It would watch this very process.
+        monkeypatch.setattr("aeon_entrypoints.watch.begin", lambda *_, **told: watched.append(told))
         with pytest.raises(SystemExit) as ended:
             cli.main()
         code = ended.value.code
         streams = capsys.readouterr()
         argv, environ = caught[0] if caught else (None, None)
-        return Outcome(code if isinstance(code, int) else 0, streams.out, streams.err, argv, environ)
+        code = code if isinstance(code, int) else 0
+        return Outcome(code, streams.out, streams.err, argv, environ, watched[0] if watched else None)
 
     return call

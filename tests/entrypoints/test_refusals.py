@@ -73,7 +73,11 @@ def test_unreadable_recipes(pair, dispatch):
 
 COMMANDS = [
     (["ddtree", "--recipe", "proving-grond"], ["unknown recipe proving-grond", "did you mean proving-ground?"]),
-    (["ddtre"], ["unknown command ddtre", "did you mean ddtree?"]),
+    (["ddtre"], ["unknown command ddtre", "did you mean ddtree?", "no program"]),
+    (["run"], ["RECIPE"]),
+    (["run", "proving-grond"], ["unknown recipe proving-grond"]),
+    (["run", "proving-ground", "--mode", "tree"], ["--mode", "tree", "ddtree"]),
+    (["show", "--port", "1"], ["--port", "--resolved"]),
     (["ddtree", "--bugdet", "3"], ["--bugdet", "--budget"]),
     (["ddtree", "--port", "http"], ["--port", "http", "port number"]),
     (["baseline", "--budget", "3"], ["--budget", "baseline"]),
@@ -93,8 +97,11 @@ OPTIONS = [
     (["--budget", "-1"], ["command line --budget", "-1"]),
     (["--top-k", "0"], ["command line --top-k", "at least 1"]),
     (["--spine", "half"], ["command line --spine", "half"]),
-    (["--spine", "40"], ["spine", "40"]),
-    (["--topology", "root_leaves", "--root-leaves", "3"], ["root_leaves", "horizon is 15"]),
+    (["--spine", "40"], ["command line --spine", "40", "0 to 15"]),
+    (["--spine", "99"], ["command line --spine", "99", "0 to 15"]),
+    (["--spine", "-1"], ["command line --spine", "-1"]),
+    (["--topology", "root_leaves", "--root-leaves", "3"], ["budget=31", "root_leaves=3", "horizon is 15"]),
+    (["--profile", "production"], ["command line --profile", "production", "none"]),
     (["--topology", "star"], ["topology", "star", "best_first"]),
     (["--tau", "7"], ["tau", "7"]),
     (["--commit", "branch"], ["command line --commit", "expected flat", "unsafe-full-branch"]),
@@ -214,13 +221,14 @@ def test_drafter_that_does_not_fit(pair, dispatch, change, parts, mode):
 
 def test_target_size_named_apart_is_what_counts(pair, dispatch):
     pair.configure("drafter", lambda config: config.update(hidden_size=128, target_hidden_size=256))
+    pair.projection(128, 4 * 256)
     assert dispatch("ddtree", "--recipe", pair.recipe_file()).started is not None
 
 
-@pytest.mark.parametrize("horizon", ["0", "16"])
-def test_horizon_beyond_the_block(pair, dispatch, horizon):
+@pytest.mark.parametrize(("horizon", "expected"), [("0", "at least 1"), ("16", "1 to 15")])
+def test_horizon_beyond_the_block(pair, dispatch, horizon, expected):
     assert_refused(
-        dispatch("dflash", "--recipe", pair.recipe_file(), "--horizon", horizon), "horizon", horizon, "1 to 15"
+        dispatch("dflash", "--recipe", pair.recipe_file(), "--horizon", horizon), "--horizon", horizon, expected
     )
 
 
