@@ -3,7 +3,8 @@
 
 The dispatcher becomes the server (exec), so the watcher starts just before, as its sibling:
 
-    argv = build_argv(resolved)             # with --enable-server-load-tracking among its flags
+    argv = build_argv(resolved)             # with --enable-server-load-tracking among its flags, and
+                                            # --disable-access-log-for-endpoints /health,/metrics,/load
     environ = {**os.environ, ...}           # what the server will get
     watch.begin(argv, environ, host="0.0.0.0", port=8000, name="the recipe's name",
                 ready_timeout=3600, stall_after=120, exit_on_stall=False,
