@@ -67,7 +67,8 @@ def _no_slots_for_the_drafter() -> None:
     """Symptom: max_num_scheduled_tokens shrinks by (B - 1) x max_num_seqs, below zero at the default max_num_seqs.
     Cause: the stock drafter writes its block into the runner's token buffers; ours has buffers of its own. The engine
     core checks again without this shim, so `settings.check` also says so in the configuration.
-    Remove when: the drafter reports the slots it needs."""
+    Remove when: the drafter reports the slots it needs. A vLLM with patches/vllm/0002 reserves none for
+    `dflash_ddtree`; the shim then changes nothing."""
     from vllm.config import SpeculativeConfig
 
     _replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,10 @@ class DecoderError(RuntimeError):
 
 
 class Decoder:
-    """Start with the folders of a pair and DDTree's options; use as a context manager or call `close`."""
+    """Start with the folders of a pair and DDTree's options; use as a context manager or call `close`.
+
+    python_path: a folder whose vllm/ is used instead of the installed one, as with PYTHONPATH.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,8 @@ class Decoder:
         device: str = "cpu",
         dtype: str = "float32",
         threads: int | None = None,
+        method: str = "dflash",
+        python_path: str | None = None,
         **engine_args: Any,
     ) -> None:
         worker = {"cpu": "CPUWorker", "cuda": "GPUWorker"}[device]
@@ -87,7 +93,7 @@ class Decoder:
         } | engine_args
         if drafter is not None:
             arguments["speculative_config"] = {
-                "method": "dflash",
+                "method": method,
                 "model": drafter,
                 "num_speculative_tokens": num_speculative_tokens,
             }
@@ -98,6 +104,8 @@ class Decoder:
             environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
+        if python_path is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (python_path, os.environ.get("PYTHONPATH"))))
         self._process = context.Process(target=_serve, args=(theirs, environment, arguments), daemon=True)
         self._process.start()
         theirs.close()
@@ -164,6 +172,9 @@ class Decoder:
 def _serve(pipe: Any, environment: dict[str, str], arguments: dict[str, Any]) -> None:
     """The child process: build the engine, then answer calls until None arrives."""
     os.environ.update(environment)
+    for folder in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
+        if folder:  # this interpreter has started already
+            sys.path.insert(0, folder)
     try:
         from vllm import LLM
 

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Attention, DFlashQwen3ForCausalLM
 
+from aeon_ddtree.engine.windows import check_layers, layer_windows
+
 
 class BlockAttention(DFlashQwen3Attention):
     """Symptom: on the CPU the stock layer fails at the first draft. Cause: it multiplies by `qkv_proj.weight` directly,
@@ -30,3 +32,8 @@ class DFlashDrafter(DFlashQwen3ForCausalLM):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         for layer in self.model.layers:
             layer.self_attn.__class__ = BlockAttention
+        check_layers(
+            layer_windows(self.config),
+            tuple(layer.self_attn.attn.impl.sliding_window for layer in self.model.layers),
+            vllm_config.model_config.max_model_len,
+        )

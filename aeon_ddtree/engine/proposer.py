@@ -12,7 +12,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.spec_decode.dflash import DFlashProposer
 
 from aeon_ddtree.engine.attention import BlockAttentionMetadata, split
-from aeon_ddtree.engine.settings import horizon_of
+from aeon_ddtree.engine.settings import METHODS, horizon_of
 
 
 class DDTreeProposer(DFlashProposer):
@@ -22,6 +22,8 @@ class DDTreeProposer(DFlashProposer):
     indices (also after pictures), and the block's own K/V never enter the cache, so no slot beyond the committed
     context is ever written.
     """
+
+    methods = METHODS  # asked for by a vLLM with patches/vllm/0002
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None) -> None:
         super().__init__(vllm_config, device, runner)
@@ -33,9 +35,16 @@ class DDTreeProposer(DFlashProposer):
             raise ValueError(f"drafter config.json: mask_token_id {mask} is outside 0 .. {vocabulary - 1}")
 
     def aux_layers(self) -> tuple[int, ...]:
-        """vLLM collects id v *after layer v - 1*; `target_layer_ids` names layers whose output is wanted: add one."""
-        ids = self.draft_model_config.hf_config.dflash_config["target_layer_ids"]
-        return tuple(int(layer) + 1 for layer in ids)
+        """vLLM collects id v *after layer v - 1*; `target_layer_ids` names layers whose output is wanted: add one.
+
+        Read from the drafter's own configuration, so that it does not matter whether vLLM adds it too
+        (patches/vllm/0001). A speculators checkpoint brings ids in vLLM's own count; those are taken as they are.
+        """
+        config = self.draft_model_config.hf_config
+        own = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
+        if own:
+            return tuple(int(state) for state in own)
+        return tuple(int(layer) + 1 for layer in config.dflash_config["target_layer_ids"])
 
     def context_slots(self, block_table: Tensor, reqs: Tensor, positions: Tensor) -> Tensor:
         """[N] slots in the drafter's cache of token `positions` [N] of batch requests `reqs` [N]; negative stays -1."""

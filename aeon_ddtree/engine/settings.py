@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from aeon_ddtree.engine.options import KEY, DDTreeOptions, OptionsError
+from aeon_ddtree.engine.windows import check_windows
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
-METHODS = ("dflash", "dflash_ddtree")
+METHOD = "dflash_ddtree"
+METHODS = ("dflash", METHOD)
 
 
 def prepare(args: EngineArgs) -> None:
-    """Before vLLM validates `args`: accept `dflash_ddtree` for `dflash`, and turn prefix caching off where it is unset.
+    """Before vLLM validates `args`: accept `dflash_ddtree`, which is `dflash` to a vLLM without patches/vllm/0002, and
+    turn prefix caching off where it is unset.
 
     Raises OptionsError where the arguments contradict each other.
     """
@@ -25,7 +28,8 @@ def prepare(args: EngineArgs) -> None:
             raise OptionsError(
                 f"--speculative-config method={speculative.get('method')!r}: expected one of {', '.join(METHODS)}"
             )
-        args.speculative_config = dict(speculative) | {"method": "dflash"}
+        if not knows_method():
+            args.speculative_config = dict(speculative) | {"method": "dflash"}
     if args.enable_prefix_caching:
         raise OptionsError(
             "--enable-prefix-caching: the state at a cached prefix is not proven for this engine yet; "
@@ -43,6 +47,13 @@ def prepare(args: EngineArgs) -> None:
         if str(args.dtype) in ("float32", "float", "torch.float32") and args.mm_encoder_attn_backend is None:
             # The vision tower would take FLASH_ATTN too, whose real kernels know no fp32.
             args.mm_encoder_attn_backend = "TORCH_SDPA"
+
+
+def knows_method() -> bool:
+    """Whether `dflash_ddtree` is one of this vLLM's own speculative methods."""
+    from vllm.config.speculative import SpeculativeMethod
+
+    return METHOD in get_args(SpeculativeMethod)
 
 
 def options_of(config: VllmConfig) -> DDTreeOptions:
@@ -78,6 +89,7 @@ def check(config: VllmConfig) -> None:
             f"mode={options.mode} {'needs no' if options.mode == 'plain' else 'needs a'} --speculative-config"
         )
     if speculative is not None:
+        check_windows(speculative.draft_model_config.hf_config, config.model_config.max_model_len)
         options.policy(horizon)
         expected = options.num_speculative_tokens(horizon)
         if speculative.num_speculative_tokens != expected:

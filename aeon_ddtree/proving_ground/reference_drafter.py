@@ -6,13 +6,14 @@
 3. The block is [bonus, mask × (block − 1)], embedded with the target's embedding.
 4. A layer is a Qwen3 layer whose queries are the block and whose keys and values are those of the context (positions
    strictly before the bonus) followed by the block's own; no causal mask. Keys are normed per head and rotated at
-   their token's position.
+   their token's position. A layer with a sliding window W sees the keys at positions greater than its query's - W.
 5. Final norm; logits through the target's output head; row j ≥ 1 predicts the token at the bonus' position + j.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,15 +23,29 @@ from torch import Tensor
 
 
 class ReferenceDrafter:
-    """One request at a time, any float dtype; `weights` by checkpoint name, `embedding` [vocabulary, hidden]."""
+    """One request at a time, any float dtype; `weights` by checkpoint name, `embedding` [vocabulary, hidden].
 
-    def __init__(self, config: dict, weights: dict[str, Tensor], embedding: Tensor) -> None:
+    windows: per layer its sliding window in tokens, or None for full attention; by default what the configuration says
+    (`layer_types`, `sliding_window`, `use_sliding_window`).
+    """
+
+    def __init__(
+        self,
+        config: dict,
+        weights: dict[str, Tensor],
+        embedding: Tensor,
+        windows: Sequence[int | None] | None = None,
+    ) -> None:
         self.config, self.embedding, self.dtype = config, embedding, embedding.dtype
         self.weights = {k: v.to(embedding.dtype) for k, v in weights.items()}
         self.block = config["block_size"]
         self.mask_token = config["dflash_config"]["mask_token_id"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.head_dim = config["head_dim"]
+        self.windows = _windows(config) if windows is None else tuple(windows)
+        if len(self.windows) != config["num_hidden_layers"]:
+            layers = config["num_hidden_layers"]
+            raise ValueError(f"windows: {len(self.windows)} given, expected one for each of {layers} layers")
         wanted = config["hidden_size"]
         if embedding.shape != (config["vocab_size"], wanted):
             raise ValueError(
@@ -39,14 +54,16 @@ class ReferenceDrafter:
             )
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, target_embedding: Tensor) -> ReferenceDrafter:
+    def from_pretrained(
+        cls, folder: Path | str, target_embedding: Tensor, windows: Sequence[int | None] | None = None
+    ) -> ReferenceDrafter:
         """Load config.json and the safetensors of `folder`; arithmetic runs in `target_embedding`'s dtype."""
         folder = Path(folder)
         config = json.loads((folder / "config.json").read_text())
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(f"no *.safetensors in {folder}; expected a DFlash drafter")
-        return cls(config, {k: v for f in files for k, v in load_file(str(f)).items()}, target_embedding)
+        return cls(config, {k: v for f in files for k, v in load_file(str(f)).items()}, target_embedding, windows)
 
     def context(self, features: Tensor) -> Tensor:
         """features [N, F · hidden] -> normed context [N, hidden]."""
@@ -68,7 +85,7 @@ class ReferenceDrafter:
         positions = bonus_position + torch.arange(self.block)
         x = self.embedding[ids]
         for layer in range(self.config["num_hidden_layers"]):
-            x = self._layer(f"layers.{layer}.", x, positions, context, context_positions)
+            x = self._layer(layer, x, positions, context, context_positions)
         return self._norm(x[1:], "norm") @ self.embedding.T
 
     def keys_values(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -80,7 +97,8 @@ class ReferenceDrafter:
             pairs.append((key, self._heads(context, p + "v_proj", self.kv_heads, None)))
         return pairs
 
-    def _layer(self, p: str, x: Tensor, positions: Tensor, context: Tensor, context_positions: Tensor) -> Tensor:
+    def _layer(self, layer: int, x: Tensor, positions: Tensor, context: Tensor, context_positions: Tensor) -> Tensor:
+        p, window = f"layers.{layer}.", self.windows[layer]
         y = self._norm(x, p + "input_layernorm")
         q = self._rotate(self._heads(y, p + "self_attn.q_proj", self.heads, p + "self_attn.q_norm"), positions)
         source, where = torch.cat([context, y]), torch.cat([context_positions, positions])
@@ -88,6 +106,8 @@ class ReferenceDrafter:
         v = self._heads(source, p + "self_attn.v_proj", self.kv_heads, None)
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * self.head_dim**-0.5
+        if window is not None:
+            scores = scores.masked_fill(positions[:, None] - where[None] >= window, -torch.inf)
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
         x = x + mixed @ self.weights[p + "self_attn.o_proj.weight"].T
         y = self._norm(x, p + "post_attention_layernorm")
@@ -111,3 +131,11 @@ class ReferenceDrafter:
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         first, second = x[..., :half].to(wide), x[..., half:].to(wide)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+def _windows(config: dict) -> tuple[int | None, ...]:
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if "sliding_attention" in kinds and not window:
+        raise ValueError("config.json: layer_types has sliding_attention, but there is no sliding_window in use")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
