@@ -25,10 +25,19 @@ SHORT_FLAGS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size"}
 CUDA_ONLY = {"gpu_memory_utilization"}
 # Flags that take their values as separate words; lists of all others are JSON.
 SEVERAL_WORDS = {
+    "--allowed-media-domains",
+    "--api-key",
+    "--collect-detailed-traces",
+    "--cpu-offload-params",
     "--cudagraph-capture-sizes",
+    "--ignore-patterns",
     "--kv-cache-dtype-skip-layers",
     "--logits-processors",
     "--lora-modules",
+    "--lora-target-modules",
+    "--numa-bind-cpus",
+    "--numa-bind-nodes",
+    "--offload-params",
     "--served-model-name",
 }
 BUILD_ID_VARIABLE, BUILD_ID_FILE = "AEON_DDTREE_BUILD_ID_FILE", "/etc/aeon-ddtree/build-id"
@@ -64,7 +73,7 @@ def _flag(flag: str, value: Any) -> list[str]:
     if value is False:
         return ["--no-" + flag[2:]]
     if isinstance(value, list) and value and flag in SEVERAL_WORDS:
-        return [flag, *map(str, value)]
+        return [flag, *(json.dumps(word) if isinstance(word, dict | list) else str(word) for word in value)]
     text = json.dumps(value, separators=(",", ":")) if isinstance(value, dict | list) else str(value)
     if "\0" in text:
         raise Refusal(f"{flag} is {text!r}, expected text without NUL, which no argument can hold; correct it")

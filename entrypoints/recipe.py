@@ -23,8 +23,13 @@ OWN_FLAGS = {
 }
 
 
+def own_flags() -> dict[str, str]:
+    """vLLM's flags that a value of the recipe is for -> that value."""
+    return OWN_FLAGS | {s.vllm_flag[2:]: f"defaults.{s.name}" for s in SERVER if s.vllm_flag and s.name != "model"}
+
+
 def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    own = OWN_FLAGS | {s.vllm_flag[2:]: f"defaults.{s.name}" for s in SERVER if s.vllm_flag and s.name != "model"}
+    own = own_flags()
     for flag in flags:
         if flag.startswith("-"):
             raise ValueError(f"{flag} begins with a dash; write {flag.lstrip('-')}")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first word: a command, a command that is still to come, another program, or neither. Run as a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aeon_entrypoints.passthrough import NOT_YET
+
+
+def run(*arguments, **variables):
+    command = [sys.executable, "-m", "aeon_entrypoints", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | variables)
+
+
+@pytest.mark.parametrize("shell", ["bash", "/bin/bash"])
+def test_a_shell(shell):
+    done = run(shell, "-c", 'echo "$0|$1|$2"; exit 7', "zero", "a 'b\"", "--dry-run")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "zero|a 'b\"|--dry-run\n", "")
+
+
+def test_the_arguments_of_a_program_are_untouched(tmp_path):
+    program = tmp_path / "vllm"
+    program.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.getpid(), sys.argv[1:]]))\n")
+    program.chmod(0o755)
+    given = ["serve", "--help", "--", "--speculative-config", '{"a": "b c"}', "", "ü\n", "*"]
+    command = [sys.executable, "-m", "aeon_entrypoints", "vllm", *given]
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    out, _ = child.communicate(timeout=60)
+    assert json.loads(out) == [child.pid, given]  # the same process: signals reach it
+
+
+def test_pipes_end_quietly():
+    """Python ignores SIGPIPE; what it executes must not."""
+    done = run("bash", "-c", "yes | head -n 1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
+
+
+def test_a_program_that_cannot_run(tmp_path):
+    program = tmp_path / "tool"
+    program.write_bytes(b"\x7fELF of another machine")
+    program.chmod(0o755)
+    done = run(str(program))
+    assert done.returncode == 2 and "cannot be executed" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["ddtre", "no-such-program", "/no/such/program", "Dockerfile"])
+def test_neither_command_nor_program(word):
+    done = run(word, "--x")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert word in done.stderr and "known: " in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET))
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--x", "1"]])
+def test_still_to_come(dispatch, name, arguments):
+    outcome = dispatch(name, *arguments)
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert outcome.err.startswith(f"aeon-ddtree: {name}: not yet")
+
+
+def test_no_arguments_is_help():
+    done = run()
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout == run("--help").stdout and "Commands:" in done.stdout
+
+
+def test_run_is_the_mode_of_a_recipe(pair, dispatch):
+    file = pair.recipe_file()
+    assert dispatch("run", file, "--port", "0").started == dispatch("ddtree", "--recipe", file, "--port", "0").started
+    assert dispatch("run", file, "--mode", "baseline").options()["mode"] == "plain"
+    pair.recipe["modes"] = {"baseline": {}}
+    assert dispatch("run", pair.recipe_file()).options()["mode"] == "plain"
+
+
+def test_what_is_said_at_the_start(pair, dispatch, monkeypatch, tmp_path):
+    (tmp_path / "build-id").write_text("v1.2.3-gb10 abcdef\n")
+    monkeypatch.setenv("AEON_DDTREE_BUILD_ID_FILE", str(tmp_path / "build-id"))
+    err = dispatch("ddtree", "--recipe", pair.recipe_file()).err
+    for part in ("mode ddtree", "recipe pair", "device cpu", "budget 31", "build v1.2.3-gb10 abcdef", "policy flat"):
+        assert part in err
+    monkeypatch.setenv("AEON_DDTREE_BUILD_ID_FILE", str(tmp_path / "absent"))
+    assert "build" not in dispatch("ddtree", "--recipe", pair.recipe_file()).err
+
+
+def test_the_watcher_is_told(pair, dispatch):
+    arguments = ["ddtree", "--recipe", pair.recipe_file()]
+    outcome = dispatch(*arguments, "--ready-timeout", "60", "--stall-after", "7", "--exit-on-stall")
+    assert "--enable-server-load-tracking" in outcome.started
+    told = outcome.watched
+    assert (told["ready_timeout"], told["stall_after"], told["exit_on_stall"], told["name"]) == (60, 7, True, "pair")
+    assert told["metrics_dir"] == outcome.environ["PROMETHEUS_MULTIPROC_DIR"]
+    outcome = dispatch(*arguments, "--no-watch")
+    assert outcome.watched is None and "--enable-server-load-tracking" not in outcome.started
