@@ -8,7 +8,7 @@ from .gpus import Gpu
 from .host import port_free
 from .machine import Machine
 from .models import model_folder, read_json, text_config
-from .options import UNSAFE_VARIABLE, chain_length, engine_options, prefix_caching, tree_ranges, unsafe_mode
+from .options import UNSAFE_VARIABLE, chain_length, prefix_caching, unsafe_mode
 from .quantisation import quantised_as
 from .situation import Situation
 from .window import sliding_window, window_patch
@@ -27,7 +27,6 @@ __all__ = [
     "chain_length",
     "drafter_fits",
     "drafter_horizon",
-    "engine_options",
     "model_folder",
     "port_free",
     "prefix_caching",
@@ -36,7 +35,6 @@ __all__ = [
     "run_all",
     "sliding_window",
     "text_config",
-    "tree_ranges",
     "unsafe_mode",
     "window_patch",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..failure import Refusal
 from .finding import Finding
 from .models import read_json, tensors, text_config
 
@@ -29,11 +30,14 @@ def block_size(draft_config: Mapping[str, Any]) -> int | None:
 
 
 def drafter_horizon(drafter: Path | str | None) -> int | None:
-    """Positions the drafter predicts: its block less the bonus. None while its configuration is not at hand."""
-    if isinstance(drafter, Path) and (drafter / "config.json").is_file():
+    """Positions the drafter predicts: its block less the bonus. None while its configuration cannot be read."""
+    if not isinstance(drafter, Path) or not (drafter / "config.json").is_file():
+        return None
+    try:
         block = block_size(read_json(drafter / "config.json"))
-        return None if block is None else block - 1
-    return None
+    except Refusal:
+        return None  # said by the check of its folder
+    return None if block is None else block - 1
 
 
 def drafter_fits(target: Path | str, drafter: Path | str) -> Iterator[Finding]:

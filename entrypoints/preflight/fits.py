@@ -20,9 +20,9 @@ def memory_plan(situation: Situation) -> Iterator[Finding]:
     detail = f"{gib(made.pool.available)} of {gib(made.pool.total)} GiB available by {made.pool.origin}"
     if not 0 < asked.value <= 1:
         yield Finding(asked.origin, where, asked.value, "above 0, at most 1", f"give {best:.2f}", "memory.utilisation")
-    elif made.needed > made.pool.usable:
+    elif made.needed > made.pool.largest_share:
         got = f"{made.length.value}, with which the plan needs {gib(made.needed)} GiB"
-        expected = f"at most {gib(made.pool.usable)} GiB ({detail}, {gib(made.pool.headroom)} kept free)"
+        expected = f"at most {gib(made.pool.largest_share)} GiB ({detail}, {gib(made.pool.headroom)} kept free)"
         yield Finding(made.length.origin, "max_model_len", got, expected, _smaller(made), "memory.plan")
     elif made.share > made.pool.usable:
         got = f"{asked.value:g}, which asks for {gib(made.share)} GiB"
@@ -48,7 +48,8 @@ def memory_plan(situation: Situation) -> Iterator[Finding]:
 
 def _smaller(made: Plan) -> str:
     if made.longest >= 256:
-        return f"give --max-model-len {made.longest} or less, or a smaller --max-num-seqs, or free memory"
+        share = f" (with --gpu-memory-utilization {made.pool.utilisation:.2f})" if made.utilisation else ""
+        return f"give --max-model-len {made.longest} or less{share}, or a smaller --max-num-seqs, or free memory"
     return "give a smaller --max-num-seqs or model, or free memory"
 
 

@@ -44,6 +44,11 @@ class Pool:
         return max(0, self.available - self.headroom)
 
     @property
+    def largest_share(self) -> int:
+        """Bytes of that share."""
+        return int(self.utilisation * self.total)
+
+    @property
     def cuda_free(self) -> int:
         """What CUDA reports as free at most."""
         return min(self.usable, int(self.total * CUDA_SHARE)) if self.unified else self.usable
@@ -86,7 +91,7 @@ class Plan:
     def longest(self) -> int:
         """Tokens of the longest single request that fits the largest share."""
         state = self.request - self.per_token * self.length.value
-        return max(0, (self.pool.usable - sum(self.fixed.values()) - state) // max(1, self.per_token))
+        return max(0, (self.pool.largest_share - sum(self.fixed.values()) - state) // max(1, self.per_token))
 
     def __str__(self) -> str:
         parts = " + ".join(f"{name} {gib(size)}" for name, size in self.fixed.items() if size >= GIB // 200)

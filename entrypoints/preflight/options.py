@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that contradict a mode, the tree or the drafter's horizon: nothing here looks at the machine."""
+"""Values that contradict a mode or the drafter's horizon: nothing here looks at the machine."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from ..failure import Refusal
-from ..settings import TREE_BY_NAME
 from .finding import Finding
 
 UNSAFE_VARIABLE = "DDTREE_UNSAFE_FULL_BRANCH_RESEARCH"
@@ -24,29 +21,6 @@ def prefix_caching(mode: str, enabled: bool, origin: str) -> Iterator[Finding]:
     if enabled:
         expected = f"false under {mode} (not proven lossless yet)"
         yield Finding(origin, "prefix_caching", "true", expected, "remove it", "options.prefix-caching")
-
-
-def tree_ranges(options: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Finding]:
-    """Ranges that do not need the engine's own judgement, so that the message can name where the value came from."""
-    for name, low, high in (("budget", 1, 127), ("top_k", 1, None), ("root_leaves", 0, None)):
-        value = options.get(name)
-        if isinstance(value, int) and (value < low or (high is not None and value > high)):
-            expected = f"{low} to {high}" if high is not None else f"at least {low}"
-            cure = f"give another value, for instance {TREE_BY_NAME[name].flag} {max(low, 15)}"
-            yield Finding(origins[name], name, value, expected, cure, "options.range")
-
-
-def engine_options(options: Mapping[str, Any], horizon: int | None, place: str) -> Iterator[Finding]:
-    """The engine's own judgement on the object in --additional-config; with the drafter's horizon where it is known."""
-    from aeon_ddtree.engine.options import DDTreeOptions, OptionsError
-
-    try:
-        parsed = DDTreeOptions.from_mapping(dict(options))
-        if horizon is not None and parsed.mode != "plain":
-            parsed.policy(horizon)
-    except OptionsError as error:
-        raise Refusal(f"{place}: {' '.join(str(error).split())}") from None
-    yield from ()
 
 
 def chain_length(value: int, origin: str, longest: int | None) -> Iterator[Finding]:
