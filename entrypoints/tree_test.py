@@ -191,7 +191,8 @@ def tree_test(keyword: str | None, wanted: int | None, as_json: bool, extra: tup
             click.echo(f"  {area:8} {counts or 'nothing selected'}")
         for node in tally.failures:
             click.echo(f"  failed   {node}")
-        verdict = "PASSED" if code == 0 else "NOTHING RAN" if code == 5 else "FAILED"
+        ran = tally.total("passed") + len(tally.failures)
+        verdict = "FAILED" if code not in (0, 5) else "PASSED" if ran else "NOTHING RAN"
         click.echo(f"ddtree-tree-test: {verdict} in {seconds:.0f} s")
         click.echo(tally.sentence())
     sys.exit(code)
