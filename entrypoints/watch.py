@@ -47,6 +47,7 @@ class Plan:
     metrics_dir: str | None
     metrics_inode: int | None
     folder: str | None  # of the state file
+    asks: bool  # false: only tidies up when the server has ended
     notice_every: float = 30.0
     grace: float = 10.0  # for the engine's processes to end by themselves
 
@@ -86,20 +87,22 @@ def begin(
     metrics_dir: str | None = None,
     **timing: float,
 ) -> bool:
-    """Starts the watcher of the process that calls this, which becomes the server next. False when there is none.
+    """Starts the watcher of the process that calls this, which becomes the server next. False when it is not watched.
 
     argv, environ: the server's; its key and whether it speaks TLS are taken from them. metrics_dir: a folder to remove
     when the server has ended. timing: fields of Plan. Nothing that goes wrong here keeps the server from starting.
     """
-    if port == 0 or _argument(argv, "--uds") is not None:
+    pid, folder = os.getpid(), None
+    asks = port != 0 and _argument(argv, "--uds") is None
+    if asks:
+        try:
+            folder = str(server_state.writable_folder())
+        except OSError as error:
+            say(f"health will not answer: {error}")
+    else:
         say("not watched: the server is not at a port that is known before; health will not answer for it")
-        return False
-    pid = os.getpid()
-    try:
-        folder = str(server_state.writable_folder())
-    except OSError as error:
-        folder = None
-        say(f"health will not answer: {error}")
+        if metrics_dir is None:
+            return False
     plan = Plan(
         pid=pid,
         start=start_ticks(pid) or 0,
@@ -115,6 +118,7 @@ def begin(
         metrics_dir=metrics_dir,
         metrics_inode=inode(metrics_dir),
         folder=folder,
+        asks=asks,
         **timing,
     )
     try:
@@ -125,7 +129,7 @@ def begin(
     except OSError as error:
         say(f"not watched: {error}")
         return False
-    return True
+    return asks
 
 
 def inode(folder: str | None) -> int | None:

@@ -38,9 +38,11 @@ class Watcher:
     def run(self) -> None:
         """Until the server has ended."""
         self.note(watcher=[os.getpid(), start_ticks(os.getpid())])
-        threading.Thread(target=self._ask, daemon=True).start()
+        if self.plan.asks:
+            threading.Thread(target=self._ask, daemon=True).start()
         while not self.process.wait(0.5):
-            self._keep_time()
+            if self.plan.asks:
+                self._keep_time()
             if self.kill_because:
                 self._end_server()
         with self.lock:

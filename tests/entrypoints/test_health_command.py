@@ -3,6 +3,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -200,12 +201,13 @@ def test_starts_quickly_and_lightly(tmp_path: Path) -> None:
         "h.health()"
     )
     environ = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
-    durations = []
+    used = []
     for _ in range(3):
-        before = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         ended = subprocess.run(
             [sys.executable, "-c", program, "--port", "9"], env=environ, capture_output=True, text=True
         )
-        durations.append(time.monotonic() - before)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert ended.returncode == 1 and ended.stdout.startswith("port 9: no server that is watched"), ended
-    assert min(durations) < 1.0
+    assert min(used) < 0.7, "seconds of one core; the clock on the wall depends on what else runs"

@@ -321,9 +321,18 @@ def test_no_watchdog_and_no_deadline(start: Callable[..., Started]) -> None:
     assert server.state["phase"] == "ready" and not server.state["late"] and server.process.poll() is None
 
 
-@pytest.mark.parametrize(("argv", "port"), [(["--uds", "/a/socket"], 8000), ([], 0)])
-def test_not_watched_without_a_known_port(argv: list[str], port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert watch.begin(argv, {}, host="127.0.0.1", port=port) is False
+def test_without_a_known_port_it_only_tidies_up(start: Callable[..., Started]) -> None:
+    server = start(["--uds=/a/socket"])
+    until(lambda: "not watched" in server.told(), "the notice")
+    until(lambda: psutil.Process(server.process.pid).cmdline()[1:3] == [str(SERVER), str(server.port)], "the exec")
+    time.sleep(1)
+    assert server.requests() == "" and not server.state_folder.exists()
+    server.process.terminate()
+    until(lambda: not server.metrics.exists(), "the metrics removed")
+
+
+def test_port_0_is_not_watched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert watch.begin([], {}, host="127.0.0.1", port=0) is False
     assert "not watched" in capsys.readouterr().err
 
 
