@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of all checks, and running it: on a start (first failure ends it) or for `doctor` (every row)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..failure import Refusal
-from ..resolve import Resolved
 from . import fits, host
 from .drafter import drafter_fits
 from .finding import Finding, Skipped
@@ -14,9 +15,12 @@ from .hub import on_hub
 from .machine import Machine
 from .memory import plan
 from .models import model_folder
-from .quantisation import of_model, quantised_as
+from .quantisation import BACKEND, gemm_backend, of_model, quantised_as
 from .situation import Situation
 from .window import sliding_window, window_patch
+
+if TYPE_CHECKING:
+    from ..resolve import Resolved
 
 Look = Callable[[Situation], Iterator[Finding]]
 
@@ -87,6 +91,8 @@ def _quantisation(situation: Situation) -> Iterator[Finding]:
     flag, folder = situation.flag("quantization"), situation.folder("model")
     given, origin = (str(flag.value), flag.origin) if flag else (None, "")
     yield from quantised_as(folder, given, origin, situation.device)
+    if situation.device == "cuda":
+        yield from gemm_backend(folder, situation.variable(BACKEND), situation.machine)
 
 
 def _say_quantisation(situation: Situation) -> str:

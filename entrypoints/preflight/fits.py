@@ -8,10 +8,16 @@ from .finding import Finding, Skipped
 from .memory import SPACE, Plan, gib, plan
 from .situation import DEFAULT, Situation
 
+EXPLICIT = "kv-cache-memory-bytes"
+
 
 def memory_plan(situation: Situation) -> Iterator[Finding]:
     """Raises Skipped and Refusal as `plan` does."""
     made = plan(situation)
+    explicit = situation.flag("kv-cache-memory-bytes")
+    if explicit is not None:
+        got, cure = f"{explicit.value}, whatever is free", "leave it out: --gpu-memory-utilization decides then"
+        yield Finding(explicit.origin, EXPLICIT, got, "not set", cure, "memory.explicit-cache", warning=True)
     if made.utilisation is None or (situation.device == "cpu"):
         yield from _on_cpu(made)
         return
@@ -40,7 +46,7 @@ def memory_plan(situation: Situation) -> Iterator[Finding]:
             got = f"{asked.value:g}, which asks for {gib(made.share)} of {gib(made.pool.total)} GiB"
             expected = f"about {gib(made.pool.cuda_free)} GiB, the most that CUDA reports free on unified memory"
             sure = math.floor(100 * made.pool.cuda_free / made.pool.total) / 100
-            cure = f"give --gpu-memory-utilization {sure:.2f} if the start fails for lack of memory"
+            cure = f"give --gpu-memory-utilization {sure:.2f}, or empty the page cache, if the start lacks memory"
             yield Finding(asked.origin, where, got, expected, cure, "memory.cuda-free", warning=True)
         if made.at_once < made.requests:
             yield _crowded(situation, made)

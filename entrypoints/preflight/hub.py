@@ -46,6 +46,12 @@ def on_hub(reference: Path | str, revision: str | None, field: str, origin: str,
     """A hub's id: cached where the network is forbidden; a word of warning where it will be fetched."""
     if not isinstance(reference, str) or cached_snapshot(reference, revision, machine) is not None:
         return
+    root = Path("/", reference.partition("/")[0])
+    if root.is_dir():  # models/x where /models/x was meant: the hub would be asked for it
+        expected = "a folder that exists, or an id of the Hugging Face hub"
+        cure = f"write /{reference} if that folder is mounted ({root} is here), or mount it"
+        yield Finding(origin, field, f"{reference}, which does not exist", expected, cure, f"{field}.path")
+        return
     got = f"{reference}, which is neither a folder here nor in the cache {hub_cache(machine)}"
     if offline := is_offline(machine.environ):
         expected = f"a mounted folder or a cached model, as {offline} forbids the network"

@@ -4,6 +4,7 @@
 import errno
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import pwd
@@ -19,6 +20,7 @@ from . import gpus as gpu_probe
 from .gpus import Gpu
 
 PLUGIN_GROUP = "vllm.general_plugins"
+BUILD_FACTS = Path("/usr/share/aeon-ddtree/build.json")  # which docker/build_id.py writes
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,17 @@ class Machine:
         return gpu_probe.find(self.environ)
 
     @cached_property
+    def build_facts(self) -> str:
+        """Text of the image's build.json, "" outside an image."""
+        return _text(BUILD_FACTS)
+
+    @cached_property
     def cuda_architectures(self) -> str:
-        """The build's TORCH_CUDA_ARCH_LIST, "" where it does not say."""
-        return self.environ.get("TORCH_CUDA_ARCH_LIST", "")
+        """TORCH_CUDA_ARCH_LIST of the build, "" where nothing says it."""
+        try:
+            return str(json.loads(self.build_facts)["arch"])
+        except (ValueError, KeyError, TypeError):
+            return self.environ.get("TORCH_CUDA_ARCH_LIST", "")
 
     @cached_property
     def vllm_version(self) -> str | None:
@@ -100,6 +110,17 @@ class Machine:
             except importlib.metadata.PackageNotFoundError:
                 continue
         return None
+
+    @cached_property
+    def flashinfer(self) -> dict[str, str]:
+        """Versions of FlashInfer's three packages, of those that are installed."""
+        found = {}
+        for name in ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"):
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return found
 
     @cached_property
     def plugins(self) -> dict[str, str]:

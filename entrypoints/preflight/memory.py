@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..resolve import Value
+from ..values import Value
 from .finding import Skipped
 from .geometry import Geometry, geometry, item_size, weight_bytes
 from .machine import Machine
@@ -223,9 +223,8 @@ def _cache(target: Geometry, drafter: Geometry | None) -> tuple[int, int]:
 
 def _share(situation: Situation, pool: Pool, fixed: int) -> tuple[int, Value | None]:
     if situation.device == "cpu":
-        space = situation.resolved.env.get(SPACE)
-        given = space.value if space is not None else situation.machine.environ.get(SPACE, "")
-        if str(given).strip().isdigit() and int(given) > 0:
+        given = situation.variable(SPACE)
+        if given.isdigit() and int(given) > 0:
             return fixed + int(given) * GIB, None
         # The dispatcher gives the CPU's server no utilisation.
         return int(USUAL_UTILISATION * pool.total), Value(USUAL_UTILISATION, "vLLM's default")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .finding import Finding
+from .machine import Machine
 from .models import read_json
 
 # ModelOpt's algorithms that vLLM loads, and vLLM's name for the method.
@@ -28,6 +29,7 @@ REQUIRED = {
     "NVFP4": ("group_size", "kv_cache_quant_algo", "exclude_modules"),
     "MXFP8": ("kv_cache_quant_algo", "exclude_modules"),
 }
+BACKEND, GOOD_BACKEND = "VLLM_NVFP4_GEMM_BACKEND", "flashinfer-cutlass"
 AGAIN = "copy the model again"
 
 
@@ -101,6 +103,25 @@ def quantised_as(folder: Path | str, flag: str | None, origin: str, device: str)
             expected = "full precision on the CPU"
             yield Finding(*found.place, found.algorithm, expected, cure, "quantisation.device")
     yield from _flag(folder, found, flag, origin)
+
+
+def gemm_backend(folder: Path, backend: str, machine: Machine) -> Iterator[Finding]:
+    """On compute capability 12 the backend that vLLM chooses by itself for NVFP4 may be slow, or wrong."""
+    found = of_model(folder)
+    first = next(iter(machine.gpus), None)
+    if found is None or found.algorithm != "NVFP4" or first is None or (first.capability or (12, 0))[0] != 12:
+        return
+    if backend != GOOD_BACKEND:
+        cure = f"set {BACKEND}={GOOD_BACKEND}"
+        yield Finding(
+            "environment",
+            BACKEND,
+            backend or "not set",
+            f"{GOOD_BACKEND} on {first.name}",
+            cure,
+            "quantisation.backend",
+            True,
+        )
 
 
 def _fields(folder: Path, found: Quantisation, inline: Quantisation | None) -> Iterator[Finding]:

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Situation`: resolved values as the server will see them (arguments after `--` win), and the machine it starts on."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..resolve import Resolved, Value
+from ..values import Value
 from .drafter import drafter_horizon, is_number
 from .finding import Skipped
 from .hub import cached_snapshot, is_offline
 from .machine import Machine
 from .models import read_json, text_config
+
+if TYPE_CHECKING:
+    from ..resolve import Resolved
 
 GIB = 1 << 30
 LARGE = 70 * GIB  # from this memory on vLLM's defaults for a batch are the larger ones
@@ -39,6 +44,11 @@ class Situation:
     def setting(self, name: str) -> Value | None:
         """A setting of the server by its own name; arguments after `--` replace it."""
         return self.flag(name.replace("_", "-")) or self.resolved.settings.get(name)
+
+    def variable(self, name: str) -> str:
+        """A variable as the server will have it, "" when it is not set."""
+        value = self.resolved.env.get(name)
+        return str(self.machine.environ.get(name, "") if value is None else value.value).strip()
 
     def number(self, name: str, otherwise: int | None = None) -> Value:
         """A whole number. Raises Skipped when nobody gives one that can be read."""

@@ -32,6 +32,7 @@ class World:
             "defaults": {"device": "cuda", "host": "127.0.0.1", "port": 8000, "max_model_len": 32768,
                          "max_num_seqs": 4, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.65},
             "vllm": {"quantization": "modelopt"},
+            "env": {"VLLM_NVFP4_GEMM_BACKEND": "flashinfer-cutlass"},
             "modes": {"baseline": {}, "dflash": {}, "ddtree": {"ddtree": {"budget": 31}}},
         }  # fmt: skip
         self.machine: dict[str, Any] = {}

@@ -28,6 +28,7 @@ def spark(vllm: Path | None = None, **changes: Any) -> Machine:
         "cuda_architectures": "12.1a",
         "vllm_version": "0.20.2rc1.dev166+gf6490a284",
         "vllm_folder": vllm,
+        "flashinfer": {"flashinfer-python": "0.6.4", "flashinfer-jit-cache": "0.6.4+cu130"},
         "plugins": {"aeon_ddtree": "aeon_ddtree.engine.register:register"},
         "user": "aeon",
         "home": Path("/home/aeon"),

@@ -73,6 +73,7 @@ CASES: dict[str, tuple[Callable[[World], object], str, list[str]]] = {
     "target not mounted": (lambda w: shutil.rmtree(w.target), "model.path", ["recipe pair: model", "does not exist", "--model"]),
     "drafter not mounted": (lambda w: shutil.rmtree(w.drafter), "drafter.path", ["drafter", "does not exist"]),
     "path deeper than a hub id": (lambda w: w.recipe.update(model="models/not/mounted"), "model.path", ["models/not/mounted", "does not exist"]),
+    "a path without its slash": (lambda w: w.recipe.update(model="etc/aeon-xs"), "model.path", ["etc/aeon-xs, which does not exist", "write /etc/aeon-xs"]),
     "a file for a folder": (lambda w: (shutil.rmtree(w.target), w.target.touch()), "model.path", ["is a file"]),
     "empty mount": (lambda w: [f.unlink() for f in w.target.iterdir()], "model.empty", ["which is empty"]),
     "no config": (lambda w: _without(w.target, "config.json"), "model.config-missing", ["config.json is missing"]),
@@ -143,6 +144,7 @@ CASES: dict[str, tuple[Callable[[World], object], str, list[str]]] = {
     "GPU without code": (lambda w: w.machine.update(gpus=(H200,)), "gpu.capability", ["compute capability is 9.0 (NVIDIA H200)", "12.1a"]),
     "more devices than there are": (lambda w: w.default(tensor_parallel=2), "gpu.count", ["tensor_parallel is 2", "at most 1"]),
     "no vLLM": (lambda w: w.machine.update(vllm_version=None), "vllm.missing", ["vllm is not installed"]),
+    "FlashInfer of two versions": (lambda w: w.machine.update(flashinfer={"flashinfer-python": "0.6.4", "flashinfer-cubin": "0.6.3"}), "flashinfer.versions", ["flashinfer-cubin 0.6.3", "one version"]),
     "no plugin": (lambda w: w.machine.update(plugins={}), "plugin.missing", ["aeon_ddtree is missing", "vllm.general_plugins"]),
     "another plugin of that name": (lambda w: w.machine.update(plugins={"aeon_ddtree": "old:register"}), "plugin.missing", ["is old:register"]),
     "no home": (lambda w: w.machine.update(home=None), "cache.home", ["HOME is not set"]),
@@ -193,8 +195,18 @@ def test_doctor_finds_the_same_and_exits_with_2(world, name, monkeypatch, capsys
     assert found[code]["cure"] and found[code]["file"] and found[code]["expected"]
 
 
-CODES = re.compile(r'"((?:drafter|quantisation|memory|tokens|context|gpu|host|vllm|plugin|cache|port)[.][a-z-]+)"')
-ONLY_WARNINGS = {"memory.crowded", "memory.cuda-free", "context.drafter", "vllm.version", "host.shared-memory"}
+CODES = re.compile(
+    r'"((?:drafter|quantisation|memory|tokens|context|gpu|host|vllm|plugin|flashinfer|cache|port)[.][a-z-]+)"'
+)
+ONLY_WARNINGS = {
+    "memory.crowded",
+    "memory.cuda-free",
+    "memory.explicit-cache",
+    "quantisation.backend",
+    "context.drafter",
+    "vllm.version",
+    "host.shared-memory",
+}
 # test_memory_plan has the first; the others are refused where values are read, unless they come after the dashes.
 ELSEWHERE = {"memory.kv-space", "tokens.range", "context.range", "port.range"}
 

@@ -92,6 +92,8 @@ WARNINGS: dict[str, tuple[Callable[[World], object], str]] = {
     "no tokenizer": (lambda w: (w.target / "tokenizer.json").unlink(), "model.tokenizer"),
     "a link out of the folder": (lambda w: (w.shard.rename(w.root / "elsewhere"), w.shard.symlink_to(w.root / "elsewhere")), "model.link-outside"),
     "a drafter of a short context": (lambda w: w.draft(lambda c: c.update(max_position_embeddings=4096)), "context.drafter"),
+    "a cache of so many bytes": (lambda w: w.extra.append("--kv-cache-memory-bytes=8G"), "memory.explicit-cache"),
+    "vLLM's own choice of GEMM": (lambda w: w.recipe.pop("env"), "quantisation.backend"),
     "another vLLM": (lambda w: w.machine.update(vllm_version="0.22.0"), "vllm.version"),
     "little shared memory": (lambda w: w.machine.update(disk=defaultdict(lambda: 900 * GIB, {Path("/dev/shm"): 64 << 20})), "host.shared-memory"),
     "a model still on the hub": (lambda w: w.recipe.update(model="org/name"), "model.not-cached"),

@@ -11,7 +11,7 @@ import pytest
 from preflight_world import World
 from spark import GIB, meminfo
 
-from aeon_entrypoints.preflight import Machine, gpus, headers, port_free
+from aeon_entrypoints.preflight import Machine, gpus, headers, host, port_free
 from aeon_entrypoints.preflight.situation import Situation
 
 
@@ -35,6 +35,12 @@ def test_the_least_of_host_and_container():
     limited = Machine(memory_limit=8 * GIB, **given).memory
     assert (limited.available, limited.origin) == (8 * GIB, "the container's memory limit")
     assert Machine(meminfo="MemTotal: 5 kB\n").memory is None
+
+
+def test_what_the_build_has_code_for():
+    assert Machine({}, build_facts='{"arch": "12.1a"}').cuda_architectures == "12.1a"
+    assert Machine({"TORCH_CUDA_ARCH_LIST": "9.0"}, build_facts="").cuda_architectures == "9.0"
+    assert Machine({}, build_facts="{}").cuda_architectures == ""
 
 
 class NotSupported(Exception):
@@ -125,3 +131,22 @@ def test_flags_after_the_dashes_win(tmp_path, extra, name, value):
     world.recipe["vllm"] = {"quantization": "modelopt", "enforce-eager": True}
     world.extra = extra
     assert Situation(world.resolved(), world.made_machine()).flag(name).value == value
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "runs"),
+    [
+        ("12.1a", (12, 1), True),
+        ("12.1a", (12, 0), False),
+        ("12.0", (12, 1), True),
+        ("12.0f", (12, 1), True),
+        ("12.1", (12, 0), False),
+        ("9.0", (10, 0), False),
+        ("9.0+PTX", (12, 1), True),
+        ("9.0a", (9, 0), True),
+        ("nonsense", (9, 0), False),
+    ],
+)
+def test_which_code_runs_where(built, capability, runs):
+    """CUDA's rule: cubins run on later minors of their major; `a` on that one alone; `f` in the family; PTX upwards."""
+    assert host._covers(built, capability) is runs
