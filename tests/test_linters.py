@@ -17,7 +17,7 @@ FAULTS = {
     "shellcheck": (".ci/run", "", "cd $UNQUOTED/folder\n"),
     "hadolint": ("Dockerfile", "", "RUN cd /tmp && sudo true\n"),
     "workflows": (WORKFLOW, "runs-on:", "runs-in:"),
-    "zizmor": (WORKFLOW, "permissions: {}", "permissions: write-all"),
+    "zizmor": (WORKFLOW, "- run: make setup", "- run: echo ${{ github.head_ref }}"),
     "recipes": ("recipes/schema.json", '"recipe_version"', '"recipe_vers"'),
 }
 
