@@ -56,9 +56,14 @@ def as_json(resolved: Resolved | None, rows: list[Row], machine: Machine) -> dic
 
 def draw(rows: list[Row]) -> None:
     """The table, then a line for each failure and warning, unbroken so that it can be searched and pasted."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        raise Refusal(
+            "doctor: the package rich is not installed, which draws the table; install it, or give --json"
+        ) from None
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(box=None, pad_edge=False)

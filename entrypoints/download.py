@@ -69,8 +69,12 @@ def fetch(wanted: Wanted, to: Path | None, machine: Machine) -> Path:
 
     Raises Refusal, one line, on anything that goes wrong.
     """
-    from huggingface_hub import constants, snapshot_download
-
+    try:
+        from huggingface_hub import constants, snapshot_download
+    except ImportError:
+        raise Refusal(
+            "download: the package huggingface-hub is not installed; install it (it comes with vLLM)"
+        ) from None
     place = None if to is None else to / wanted.folder
     arguments: dict[str, Any] = {"repo_id": wanted.repository, "revision": wanted.revision, "local_dir": place}
     try:

@@ -11,6 +11,7 @@ import pytest
 from preflight_world import World
 
 from aeon_entrypoints import cli
+from aeon_entrypoints.failure import Refusal
 from aeon_entrypoints.preflight import CHECKS
 
 NAMES = ["recipe and values", *(check.name for check in CHECKS)]
@@ -145,3 +146,10 @@ def test_without_a_drafter_there_are_rows_to_skip(world, doctor):
     status = {row["check"]: row["status"] for row in json.loads(out)["checks"]}
     assert code == 0 and status["drafter files"] == status["sliding window"] == "skipped"
     assert status["memory plan"] == "ok"
+
+
+def test_without_rich_there_is_json(world, doctor, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(Refusal, match=r"rich is not installed.*--json"):
+        doctor("--recipe", str(world.file()))
+    assert doctor("--recipe", str(world.file()), "--json")[0] == 0
