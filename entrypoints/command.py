@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import preflight, tree_options
+from . import preflight, tree_options, untrained
 from .failure import Failure, Refusal
 from .recipe import OWN_FLAGS
 from .resolve import Resolved
@@ -175,7 +175,11 @@ def check(resolved: Resolved, environ: Mapping[str, str], dry_run: bool) -> None
     machine decides is looked at.
     """
     check_values(resolved, environ)
+    if resolved.untrained:
+        _make_drafter(resolved, dry_run)
     preflight.before_start(resolved, environ, dry_run)
+    if resolved.untrained and dry_run:  # which is not there before a start, and need not be
+        resolved.notes = [note for note in resolved.notes if f"drafter is {resolved.drafter}" not in note]
 
 
 def check_values(resolved: Resolved, environ: Mapping[str, str]) -> None:
@@ -188,6 +192,18 @@ def check_values(resolved: Resolved, environ: Mapping[str, str]) -> None:
     if resolved.horizon is not None and resolved.mode == "dflash":
         _raise(preflight.chain_length(resolved.horizon.value, resolved.horizon.origin, longest))
     tree_options.judge(options, resolved.options, longest, f"recipe {resolved.recipe.name}")
+
+
+def _make_drafter(resolved: Resolved, dry_run: bool) -> None:
+    """Writes the untrained drafter, or says that a start would."""
+    target, horizon = resolved.target, resolved.drafter_horizon
+    assert horizon is not None
+    said = f"drafter untrained: its drafts are arbitrary and hardly any is accepted; it lies in {resolved.drafter}"
+    resolved.notes.append(said + (", written at a start" if dry_run else ""))
+    absent = isinstance(target, Path) and not (target / "config.json").is_file()
+    if not dry_run and not absent:  # preflight says what an absent model needs
+        revision = resolved.settings.get("model_revision")
+        untrained.make(target, None if revision is None else revision.value, horizon)
 
 
 def _raise(failures: Iterator[Failure]) -> None:

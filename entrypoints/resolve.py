@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import references, tree_options, variables
+from . import references, tree_options, untrained, variables
 from .failure import Failure, Refusal, nearest
 from .recipe import Mode, Recipe
 from .settings import BY_NAME, REFERENCES, SERVER, TREE, TREE_MODES, WATCH
@@ -24,7 +24,7 @@ class Resolved:
     settings: the server's values; options: the tree's; flags: further ones of vLLM; env: variables to set;
     extra: arguments that come last, those of the environment before those after `--`; profile: its name and who
     chose it; horizon: length of the chain; drafter_horizon: what the drafter predicts, None while it is not at hand;
-    notes: what the user should know.
+    untrained: the drafter is one that untrained.py writes before a start; notes: what the user should know.
     """
 
     mode: str
@@ -41,6 +41,7 @@ class Resolved:
     horizon: Value | None = None
     drafter_horizon: int | None = None
     profile: Value | None = None
+    untrained: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -142,6 +143,21 @@ def _locate(name: str, settings: dict[str, Value], recipe: Recipe) -> Path | str
     return located
 
 
+def _drafter(settings: dict[str, Value], recipe: Recipe, target: Path | str) -> tuple[Path | str, int | None, bool]:
+    """(where it lies, what it predicts, whether it is one that is written before a start)."""
+    given = settings["drafter"]
+    horizon = untrained.horizon_of(given.value, given.origin)
+    if horizon is not None:
+        settings.pop("drafter_revision", None)
+        return untrained.place(target, _revision(settings), horizon), horizon, True
+    drafter = _locate("drafter", settings, recipe)
+    return drafter, references.drafter_horizon(drafter, settings.get("drafter_revision")), False
+
+
+def _revision(settings: Mapping[str, Value]) -> str | None:
+    return settings["model_revision"].value if "model_revision" in settings else None
+
+
 def _flags(recipe: Recipe, mode_name: str, mode: Mode, environ: Mapping[str, str]) -> dict[str, Value]:
     flags: dict[str, Value] = {}
     for origin, values in (
@@ -190,6 +206,7 @@ def resolve(
     _refuse_meaningless(mode_name, command_line)
     drafter: Path | str | None = None
     own_horizon: int | None = None
+    made_here = False
     options: dict[str, Value] = {}
     notes = variables.server_variables(environ)
     if mode_name == "baseline":
@@ -198,9 +215,8 @@ def resolve(
     elif "drafter" not in settings:
         raise Refusal(f"{recipe_file}: drafter is missing, which {mode_name} needs; add `drafter:` or give --drafter")
     else:
-        drafter = _locate("drafter", settings, recipe)
+        drafter, own_horizon, made_here = _drafter(settings, recipe, target)
         settings.setdefault("max_num_seqs", Value(REQUESTS, DEFAULT))
-        own_horizon = references.drafter_horizon(drafter, settings.get("drafter_revision"))
         _drafted(mode_name, settings, own_horizon)
         options = {setting.name: value for setting in TREE if (value := layers.find(setting)) is not None}
     if mode_name == "dflash":
@@ -235,5 +251,6 @@ def resolve(
         settings.get("horizon"),
         own_horizon,
         profile,
+        made_here,
         notes,
     )

@@ -24,8 +24,8 @@ def _tree_option(setting: Setting) -> dict[str, Any]:
     if setting.name in WORDS:
         return entry | {"enum": WORDS[setting.name]}
     bounds = {"minimum": setting.low, "maximum": setting.high, "exclusiveMinimum": setting.above}
-    number = {"type": "integer" if setting.name in WHOLE else "number"}
-    number |= {name: bound for name, bound in bounds.items() if bound is not None}
+    number: dict[str, Any] = {"type": "integer" if setting.name in WHOLE else "number"}
+    number.update({name: bound for name, bound in bounds.items() if bound is not None})
     if setting.name == "spine":
         return entry | {"anyOf": [{"enum": ["auto", "full", "none"]}, number]}
     return entry | number
@@ -37,7 +37,7 @@ def schema() -> dict[str, Any]:
     refused = sorted(own_flags())
     flags = {
         "type": "object",
-        "description": "vLLM's flags without dashes: a map or a list becomes JSON, true a bare flag, false its --no- form.",
+        "description": "vLLM's flags, no dashes: maps and lists become JSON, true a bare flag, false its --no- form.",
         "propertyNames": {
             "pattern": "^[^-]",
             "not": {"enum": sorted({*refused, *(flag.replace("-", "_") for flag in refused)})},

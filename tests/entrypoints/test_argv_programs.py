@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first word: a command, a command that is still to come, another program, or neither. Run as a process of its own."""
+"""The first word: a command, a command that is still to come, another program, or neither."""
 
 import json
 import os

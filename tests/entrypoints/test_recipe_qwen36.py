@@ -144,5 +144,5 @@ def test_the_flags_of_several_words_are_vllms(plan):
 
     actions = vllm_parser.make_arg_parser(FlexibleArgumentParser())._actions
     found = {flag for action in actions if action.nargs in ("+", "*") for flag in action.option_strings}
-    assert SEVERAL_WORDS <= found, sorted(found)
+    assert found >= SEVERAL_WORDS, sorted(found)
     assert {flag for flag in found if flag.startswith("--")} - SEVERAL_WORDS == set()

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "vllm", "transformers", "rich", "numpy")
+HEAVY = ("torch", "vllm", "transformers", "rich", "numpy", "httpx", "huggingface_hub", "safetensors")
 REPORT = f"""
 import atexit, sys
 atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr))
@@ -19,7 +19,11 @@ main()
 """
 QUICK = [
     ["ddtree", "--recipe", "proving-ground", "--dry-run"],
-    ["validate", "proving-ground"],
+    ["ddtree", "--dry-run"],
+    ["run", "qwen36-27b-xs", "--mode", "dflash", "--profile", "gateway", "--dry-run"],
+    ["qwen25-m2", "--dry-run"],
+    ["validate", "proving-ground", "qwen25-m2", "qwen36-27b-xs"],
+    ["show", "qwen36-27b-xs"],
     ["show", "proving-ground", "--resolved"],
     ["list"],
     ["--help"],
