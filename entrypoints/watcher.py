@@ -115,7 +115,8 @@ class Watcher:
 
     def _first_generation(self) -> bool:
         if not self.server.port_is_open(PROBE_TIMEOUT):
-            self.enter("loading")
+            was_open = self.state["phase"] not in ("starting", "loading") or self.state["detail"]
+            self.enter("loading", "its port is closed again" if was_open else "")
             return False
         try:
             self.server.check_health(PROBE_TIMEOUT)

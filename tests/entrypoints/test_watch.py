@@ -20,7 +20,7 @@ from aeon_entrypoints.probes import Reading, StallClock, read_metrics
 
 SERVER = Path(__file__).with_name("watched_server.py")
 USUAL = {"open_after": 0, "health": 200, "completions": "ok", "chat": "ok", "key": None, "running": 0, "waiting": 0}
-USUAL |= {"kv": 0.0, "moving": False, "metrics": True, "load": 0, "child": False}
+USUAL |= {"kv": 0.0, "moving": False, "metrics": True, "load": 0, "child": False, "close_after": None}
 PATIENCE = 20.0  # seconds; a busy machine starts two interpreters in it
 
 
@@ -146,6 +146,12 @@ def test_answers_that_are_no_generation(start: Callable[..., Started], answer: A
     assert server.state["phase"] == "first generation"
     server.write(completions="ok")
     server.reach("ready")
+
+
+def test_a_port_that_closes_again_is_told(start: Callable[..., Started]) -> None:
+    server = start(completions=500, close_after=1)
+    until(lambda: "its port is closed again" in server.told(), "the notice")
+    assert server.state["phase"] == "loading"
 
 
 def test_a_server_for_chat_only(start: Callable[..., Started]) -> None:

@@ -3,6 +3,7 @@
 
 Keys: open_after, seconds before the port opens; health, a status or "hang"; completions and chat, "ok", "empty", "hang"
 or a status; key, the key that /v1 asks for; running, waiting, kv, what /metrics reports beside what was generated;
+close_after, generations after which the port closes;
 moving, whether tokens come by themselves; metrics, false for a server without them; load, what /load says;
 child, whether there is a child process, deaf to SIGTERM. `watched_server.py begin PLAN` is the dispatcher's part: it
 starts the watcher and becomes that server.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-tokens = {"prompt": 0, "generation": 0}
+tokens = {"prompt": 0, "generation": 0, "asked": 0}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -93,6 +94,9 @@ class Handler(BaseHTTPRequestHandler):
             how = self.behaviour()[self.kind()]
             count = 0 if how == "empty" else body["max_tokens"]
             self.serve(how, {"usage": {"completion_tokens": count}})
+            tokens["asked"] += 1
+            if tokens["asked"] == self.behaviour()["close_after"]:
+                self.server.socket.close()
             tokens["prompt"], tokens["generation"] = tokens["prompt"] + 1, tokens["generation"] + count
 
 
@@ -116,7 +120,10 @@ def main() -> None:
         (Handler.folder / "child").write_text(str(child.pid))
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # as vLLM's server: asked to end, it ends without an error
     time.sleep(start["open_after"])
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    try:
+        ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    except (OSError, ValueError):  # of its closed socket
+        time.sleep(600)
 
 
 if __name__ == "__main__":
