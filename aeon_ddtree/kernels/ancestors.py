@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aeon_ddtree.kernels.checks import Shapes, check_parents, check_width
+from aeon_ddtree.kernels.checks import Shapes, check_layout, check_parents, check_width
+from aeon_ddtree.kernels.dispatch import takes_triton
 
 
 def safe_parent(parent: Tensor) -> Tensor:
@@ -37,6 +38,11 @@ def ancestor_mask(parent: Tensor) -> Tensor:
     Shapes()("parent", parent, "R W", "int")
     check_width("parent", parent.shape[1])
     check_parents(parent)
+    if takes_triton(parent):
+        from aeon_ddtree.kernels import ancestors_triton
+
+        check_layout("parent", parent, 1)
+        return ancestors_triton.ancestors(parent)
     return mask_from_safe(safe_parent(parent))
 
 

@@ -19,6 +19,7 @@ _override: bool | None = None
 _KINDS = {
     "float": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
     "state": (torch.float32, torch.float64),
+    "recurrent": (torch.float32, torch.bfloat16, torch.float64),
     "int": (torch.int32, torch.int64),
     "bool": (torch.bool,),
 }
@@ -90,6 +91,21 @@ class Shapes:
             self._device = tensor.device
         elif tensor.device != self._device:
             raise ValueError(f"{name} is on {tensor.device}, expected {self._device} like the first argument: move it")
+
+
+def check_layout(name: str, tensor: Tensor | None, *inner: int) -> None:
+    """The innermost strides a device kernel relies on, as wanted sizes: `check_layout("q", q, 1)` for packed rows.
+
+    Dimensions of size 1 have no stride worth the name.
+    """
+    if tensor is None:
+        return
+    start = tensor.ndim - len(inner)
+    for dim, wanted in enumerate(inner, start):
+        if tensor.shape[dim] > 1 and tensor.stride(dim) != wanted:
+            raise ValueError(
+                f"{name} has strides {tensor.stride()}, expected {inner} in its last dimensions: make it contiguous"
+            )
 
 
 def require(condition: bool, message: str) -> None:
