@@ -173,9 +173,7 @@ def make_step(
     return Step(groups, lengths, list(tree_reqs), tree, context)
 
 
-def _layout(
-    reqs: np.ndarray, width: int, lengths: np.ndarray, start: np.ndarray, context: Tensor
-) -> Mapping[str, Any]:
+def _layout(reqs: np.ndarray, width: int, lengths: np.ndarray, start: np.ndarray, context: Tensor) -> Mapping[str, Any]:
     length = lengths[reqs]
     row = np.arange(width)
     rows = start[reqs][:, None] + np.minimum(row, length[:, None] - 1)
