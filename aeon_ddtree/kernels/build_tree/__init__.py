@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from aeon_ddtree.kernels.build_tree import ranking as _ranking
 from aeon_ddtree.kernels.build_tree import reference
 from aeon_ddtree.kernels.checks import MAX_WIDTH, Shapes, require
+from aeon_ddtree.kernels.dispatch import takes_triton
 
 __all__ = ["RANKINGS", "build_root_leaves", "build_tree", "rank_candidates"]
 
@@ -28,7 +30,8 @@ def rank_candidates(
         mixed    log((1 − mix) q + mix · softmax((log q / (tau · temperature) + G) / softness))
 
     tau in (0, 1] sharpens the drafter, softness > 0 says how sure the perturbed ranking is, mix in [0, 1].
-    Returns token int64, logp fp32 [R, k, top_k], logp falling, ties by lower token id.
+    Returns token int64, logp fp32 [R, k, top_k], logp falling, ties by lower token id. On a CUDA device logits of fp64
+    and a top_k above 128 take the reference, all others Triton, which ranks by the score before it is normalised.
     """
     shapes = Shapes()
     shapes("logits", logits, "R k V", "float")
@@ -40,7 +43,12 @@ def rank_candidates(
     require(0 < tau <= 1, f"tau is {tau}, expected a value in (0, 1]")
     require(0 <= mix <= 1, f"mix is {mix}, expected a value in [0, 1]")
     require(softness > 0, f"softness is {softness}, expected a value above 0")
-    return _ranking.rank(logits, temperature, seed, index, top_k, ranking, tau, mix, softness)
+    arguments = (logits, temperature, seed, index, top_k, ranking, tau, mix, softness)
+    if takes_triton(logits) and logits.dtype != torch.float64 and top_k <= MAX_WIDTH:
+        from aeon_ddtree.kernels.build_tree import triton_ranking
+
+        return triton_ranking.rank(*arguments)
+    return _ranking.rank(*arguments)
 
 
 def _check(
@@ -83,6 +91,10 @@ def build_tree(
     """
     shapes = _check(token, logp, root, budget, carried, num_carried, max_nodes, chain_only)
     require(0 <= spine <= shapes["k"], f"spine is {spine}, expected 0 to {shapes['k']}, the horizon")
+    if takes_triton(token):
+        from aeon_ddtree.kernels.build_tree import triton
+
+        return triton.build(token, logp, root, budget, spine, None, carried, num_carried, max_nodes, chain_only)
     return reference.best_first(token, logp, root, budget, spine, carried, num_carried, max_nodes, chain_only)
 
 
@@ -97,4 +109,8 @@ def build_root_leaves(
     """
     _check(token, logp, root, budget, carried, num_carried, max_nodes, chain_only)
     require(0 <= leaves <= budget, f"leaves is {leaves}, expected 0 to {budget}, the budget")
+    if takes_triton(token):
+        from aeon_ddtree.kernels.build_tree import triton
+
+        return triton.build(token, logp, root, budget, 0, leaves, carried, num_carried, max_nodes, chain_only)
     return reference.root_leaves(token, logp, root, budget, leaves, carried, num_carried, max_nodes, chain_only)

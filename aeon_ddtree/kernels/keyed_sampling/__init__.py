@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aeon_ddtree.kernels.checks import Shapes, require
+from aeon_ddtree.kernels.dispatch import takes_triton
 from aeon_ddtree.kernels.keyed_sampling import philox, reference
 
 __all__ = ["GREEDY_BELOW", "keyed_gumbel", "keyed_sample", "keyed_uniform"]
@@ -26,7 +27,7 @@ def _check_key(seed: Tensor, index: Tensor, vocab: int) -> None:
     shapes = Shapes()
     shapes("seed", seed, "N", "int")
     shapes("index", index, "N", "int")
-    require(1 <= vocab <= 1 << 34, f"vocab is {vocab}, expected at least 1")
+    require(1 <= vocab < 1 << 31, f"vocab is {vocab}, expected 1 to 2147483647")
 
 
 def keyed_uniform(seed: Tensor, index: Tensor, vocab: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -36,14 +37,24 @@ def keyed_uniform(seed: Tensor, index: Tensor, vocab: int, *, device: torch.devi
     """
     _check_key(seed, index, vocab)
     device = seed.device if device is None else torch.device(device)
-    return philox.uniform(seed.to(device), index.to(device), vocab)
+    seed, index = seed.to(device), index.to(device)
+    if takes_triton(seed):
+        from aeon_ddtree.kernels.keyed_sampling import triton
+
+        return triton.uniform(seed, index, vocab)
+    return philox.uniform(seed, index, vocab)
 
 
 def keyed_gumbel(seed: Tensor, index: Tensor, vocab: int, *, device: torch.device | str | None = None) -> Tensor:
     """Standard Gumbel noise G(seed, index, x) for x = 0 … vocab − 1: seed, index int [N] -> fp32 [N, vocab]."""
     _check_key(seed, index, vocab)
     device = seed.device if device is None else torch.device(device)
-    return reference.noise(seed.to(device), index.to(device), vocab)
+    seed, index = seed.to(device), index.to(device)
+    if takes_triton(seed):
+        from aeon_ddtree.kernels.keyed_sampling import triton
+
+        return triton.gumbel(seed, index, vocab)
+    return reference.noise(seed, index, vocab)
 
 
 def keyed_sample(
@@ -57,6 +68,7 @@ def keyed_sample(
     (>= 1 off), min_p float [N] or None (<= 0 off); seed, index int [N]. The allowed set is built in the order of
     vLLM's sampler: logits / T, min-p, top-k, then top-p of what is left; among equal logits top-p keeps lower ids.
 
+    On a CUDA device logits of fp64 take the reference, all others Triton, which works in fp32.
     Returns token int64 [N]; with return_scores also gap fp32 [N]: the lead of the winner over the second best, in
     perturbed logits (plain logits where greedy; inf if nothing else is allowed).
     """
@@ -68,6 +80,12 @@ def keyed_sample(
     shapes("min_p", min_p, "N", "float", optional=True)
     shapes("seed", seed, "N", "int")
     shapes("index", index, "N", "int")
-    require(shapes["V"] >= 1, "logits has an empty vocabulary, expected at least one token")
-    token, gap = reference.sample(logits, temperature, top_k, top_p, min_p, seed, index, return_scores)
+    require(1 <= shapes["V"] < 1 << 31, f"logits has {shapes['V']} columns, expected 1 to 2147483647, the vocabulary")
+    arguments = (logits, temperature, top_k, top_p, min_p, seed, index, return_scores)
+    if takes_triton(logits) and logits.dtype != torch.float64:
+        from aeon_ddtree.kernels.keyed_sampling import triton
+
+        token, gap = triton.sample(*arguments)
+    else:
+        token, gap = reference.sample(*arguments)
     return (token, gap) if gap is not None else token
