@@ -176,7 +176,6 @@ class Guard:
     def __init__(self, watcher: Watcher) -> None:
         self.watcher, self.server, self.after = watcher, watcher.server, watcher.plan.stall_after
         self.interval = min(15.0, max(0.2, self.after / 8))
-        self.timeout = min(PROBE_TIMEOUT, self.after)
         self.engines: dict[str, StallClock] = {}
         self.whole = StallClock()
         self.answered = time.monotonic()
@@ -199,9 +198,9 @@ class Guard:
     def look(self) -> str:
         """What stands still for stall_after seconds by now, or ""."""
         try:
-            self.server.check_health(self.timeout)
-            readings = self.server.readings(self.timeout)
-            taken = self.server.in_flight(self.timeout)
+            self.server.check_health(PROBE_TIMEOUT)
+            readings = self.server.readings(PROBE_TIMEOUT)
+            taken = self.server.in_flight(PROBE_TIMEOUT)
         except Trouble as trouble:
             silent = time.monotonic() - self.answered
             return f"no good answer for {silent:.0f} s, {trouble}" if silent >= self.after else ""
