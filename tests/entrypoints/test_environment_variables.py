@@ -2,6 +2,7 @@
 """Variables: our own, those that are usual with images for this hardware, and those that are refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -194,3 +195,9 @@ def test_ranges_hold_whatever_the_origin(pair, dispatch, environ, name, value, o
         environ(**{place: value})
     mode = "dflash" if name == "horizon" else "ddtree"
     refused(dispatch(mode, "--recipe", pair.recipe_file(), *arguments, *dry), place, value, setting.what)
+
+
+def test_every_flag_and_variable_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "dispatcher.md").read_text(encoding="utf-8")
+    names = [setting.flag for setting in settings.BY_NAME.values()] + variables.usual_variables()
+    assert [name for name in (*names, *variables.OTHER_VARIABLES) if f"`{name}" not in text] == []
