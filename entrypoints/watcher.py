@@ -192,18 +192,18 @@ class Guard:
                 self.watcher.enter("stalled", self.watcher.state["detail"] if was == "stalled" else stall)
                 if was != "stalled" and self.watcher.plan.exit_on_stall:
                     self.watcher.kill_because = "stalled"
-            elif was == "stalled":
+            elif was == "stalled" and stall is not None:
                 self.watcher.enter("ready", f"moving again after {now - self.watcher.state['since']:.0f} s")
 
-    def look(self) -> str:
-        """What stands still for stall_after seconds by now, or ""."""
+    def look(self) -> str | None:
+        """What stands still for stall_after seconds by now; "" for nothing; None when it cannot be told yet."""
         try:
             self.server.check_health(PROBE_TIMEOUT)
             readings = self.server.readings(PROBE_TIMEOUT)
             taken = self.server.in_flight(PROBE_TIMEOUT)
         except Trouble as trouble:
             silent = time.monotonic() - self.answered
-            return f"no good answer for {silent:.0f} s, {trouble}" if silent >= self.after else ""
+            return f"no good answer for {silent:.0f} s, {trouble}" if silent >= self.after else None
         now = self.answered = time.monotonic()
         if not readings and not self.blind:
             self.blind = True
