@@ -124,6 +124,22 @@ def _mask(
     return mask & in_use[..., None]
 
 
+def pack(visible: Tensor) -> Tensor:
+    """See `pack_visible`."""
+    width = visible.shape[2]
+    words = -(-width // 32)
+    padded = torch.nn.functional.pad(visible, (0, words * 32 - width)).unflatten(2, (words, 32))
+    bit = torch.arange(32, device=visible.device)
+    word = (padded.long() << bit).sum(-1)
+    return torch.where(word >= 1 << 31, word - (1 << 32), word).int()
+
+
+def unpack(bits: Tensor) -> Tensor:
+    """See `unpack_visible`."""
+    bit = torch.arange(32, device=bits.device, dtype=bits.dtype)
+    return ((bits[..., None] >> bit) & 1).bool().flatten(2)[:, :, : bits.shape[1]]
+
+
 def write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """See `write_kv`. On other devices than the CPU, a skipped token repeats the write of the first stored one."""
     if k.shape[0] == 0:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from aeon_ddtree.kernels.checks import Shapes, check_parents, check_width, require
+from aeon_ddtree.kernels.dispatch import takes_triton
 from aeon_ddtree.kernels.walk_tree import reference
 
 __all__ = ["walk_tree"]
@@ -31,4 +32,8 @@ def walk_tree(
     check_width("token", shapes["W"])
     require(max_len >= 1, f"max_len is {max_len}, expected at least 1, the root")
     check_parents(parent)
+    if takes_triton(token):
+        from aeon_ddtree.kernels.walk_tree import triton
+
+        return triton.walk(token, parent, num_nodes, sampled, max_len)
     return reference.walk(token, parent, num_nodes, sampled, max_len)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches the attention kernels: which tile sizes, how many programs share a lane, and where unfinished sums go.
+
+Nothing here reads a length: grids and buffers follow from shapes and from the number of multiprocessors, so a launch
+can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from aeon_ddtree.kernels.tree_attention.triton_attend import attend_kernel, merge_kernel, pack_kernel
+from aeon_ddtree.kernels.tree_attention.triton_write import write_kernel
+
+_COUNTERS = 1 << 16  # requests · lanes that a fused merge can count
+_MERGED_ROWS = 4  # rows of a request that one program of the second launch merges
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile of packed query rows and of keys; per_sm programs a multiprocessor; at least `least` tiles a program.
+
+    fused: the last program to finish merges a request's parts; else a second launch does. tma: keys through tensor
+    descriptors (one page a tile). pdl: the second launch overlaps the end of the first.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int = 8
+    stages: int = 2
+    per_sm: int = 1
+    least: int = 2
+    fused: bool = False
+    tma: bool = False
+    pdl: bool = False
+
+
+def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, own_kv: tuple[Tensor, Tensor] | None, scale: float) -> bool:
+    """The rule: all of one dtype, bf16, fp16 or fp32; heads of at most 256; a positive scale; something to compute.
+
+    Everything else (fp64, mixed dtypes, wider heads) is the reference's.
+    """
+    tensors = (q, k_cache, v_cache, *(own_kv or ()))
+    return (
+        all(x.dtype == q.dtype for x in tensors)
+        and q.dtype in _DTYPES
+        and 0 < q.shape[3] <= 256
+        and 0 < v_cache.shape[3] <= 256
+        and scale > 0
+        and all(x.numel() > 0 for x in (q, k_cache, v_cache))
+    )
+
+
+@lru_cache(maxsize=8)
+def _device(index: int | None) -> tuple[int, int]:
+    """(multiprocessors, compute capability as 90, 121, …); the interpreter is given a few programs a lane."""
+    if index is None:
+        return 12, 0
+    properties = torch.cuda.get_device_properties(index)
+    return properties.multi_processor_count, properties.major * 10 + properties.minor
+
+
+@lru_cache(maxsize=8)
+def _arrived(device: torch.device) -> Tensor:
+    """Counters of the fused merge, zero between launches; one stream at a time uses them."""
+    return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+
+
+def choose(rows: int, dim: int, dtype: torch.dtype, capability: int) -> Config:
+    """The measured choice for `rows` packed query rows per KV head and heads of `dim`."""
+    if dtype == torch.float32:
+        return Config(32, 32, warps=4, stages=1)
+    if capability == 90:
+        if rows <= 64:
+            return Config(64, 64, warps=4, stages=2)
+        return Config(128, 64, warps=8, stages=2)
+    # 99 KiB of shared memory a program: the query tile takes up to 32 of them, each tile of keys or values 16.
+    return Config(64 if rows > 32 else 32, 32, warps=4, stages=2)
+
+
+def pack_visible(visible: Tensor) -> Tensor:
+    """See `pack_visible` of the package."""
+    requests, width = visible.shape[:2]
+    words = -(-width // 32)
+    bits = torch.empty(requests, width, words, dtype=torch.int32, device=visible.device)
+    block = min(triton.next_power_of_2(words), 16)
+    if bits.numel():
+        grid = (requests * width, triton.cdiv(words, block))
+        pack_kernel[grid](visible, bits, width, words, *visible.stride(), block, num_warps=1)
+    return bits
+
+
+def attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_len: Tensor, bits: Tensor,
+    num_rows: Tensor, scale: float, window: int | None, depth: Tensor | None,
+    own_kv: tuple[Tensor, Tensor] | None = None, config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    """See `tree_attention`; bits int32 [R, W, words] as `pack_visible` makes them; `takes` must hold."""
+    requests, width, heads, dim = q.shape
+    pages, block_size, kv_heads, value_dim = v_cache.shape
+    group = heads // kv_heads
+    processors, capability = _device(q.device.index if q.is_cuda else None)
+    config = config or choose(width * group, max(dim, value_dim), q.dtype, capability)
+    block_d, block_dv = (max(16, triton.next_power_of_2(x)) for x in (dim, value_dim))
+    tma = config.tma and window is None and (dim, value_dim) == (block_d, block_dv) and _described(k_cache, v_cache)
+    m_tiles = triton.cdiv(width * group, config.block_m)
+    lanes = kv_heads * m_tiles
+    splits = max(1, processors * config.per_sm // lanes)
+    # More programs than tiles would find nothing to do.
+    splits = min(splits, requests * (triton.cdiv(block_table.shape[1] * block_size, config.block_n) + 2))
+    fused = config.fused and splits > 1 and requests * lanes <= _COUNTERS
+    out = torch.empty(requests, width, heads, value_dim, dtype=q.dtype, device=q.device)
+    part = stat = arrived = out
+    if splits > 1:
+        part = torch.empty(lanes * 2 * splits * config.block_m * block_dv, dtype=torch.float32, device=q.device)
+        stat = torch.empty(lanes * 2 * splits * 2 * config.block_m, dtype=torch.float32, device=q.device)
+        arrived = _arrived(q.device) if fused else out
+    own_k, own_v = own_kv if own_kv is not None else (k_cache, v_cache)
+    own_strides = (*own_k.stride(), *own_v.stride()) if own_kv is not None else (0,) * 8
+    shape: dict[str, Any] = {
+        "GROUP": group, "DV": value_dim, "BLOCK_SIZE": block_size, "WINDOW": window or 0, "OWN": own_kv is not None,
+        "TMA": tma, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_DV": block_dv,
+        "R_BLOCK": max(16, triton.next_power_of_2(requests)),
+    }  # fmt: skip
+    table_len = block_table.shape[1]
+    attend_kernel[(lanes, splits)](
+        q, k_cache, v_cache, _descriptor(k_cache, config.block_n) if tma else None,
+        _descriptor(v_cache, config.block_n) if tma else None, block_table, context_len, bits, num_rows,
+        depth if depth is not None and window is not None else context_len, own_k, own_v, out, part, stat, arrived,
+        requests, width, heads, pages, table_len, splits, m_tiles, config.least, scale * math.log2(math.e),
+        *q.stride(), *k_cache.stride(), *v_cache.stride(), block_table.stride(0), bits.stride(0), bits.stride(1),
+        *(depth.stride() if depth is not None else (0, 0)), *own_strides,
+        D=dim, BLOCK_D=block_d, FUSED=fused, PDL=config.pdl, ROWS=16,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **shape,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    if splits > 1 and not fused:
+        grid = (lanes, requests, triton.cdiv(min(config.block_m, width * group), _MERGED_ROWS))
+        merge_kernel[grid](
+            context_len, num_rows, out, part, stat, requests, width, heads, table_len, splits, m_tiles, config.least,
+            ROWS=_MERGED_ROWS, PDL=config.pdl, **shape, num_warps=4, **({"launch_pdl": True} if config.pdl else {}),
+        )  # fmt: skip
+    return out
+
+
+def _described(*caches: Tensor) -> bool:
+    """Whether tensor descriptors can address these caches: 16-byte strides and base, dense heads."""
+    return all(
+        x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
+        for x in caches
+    )
+
+
+def _descriptor(cache: Tensor, block_n: int) -> TensorDescriptor:
+    """[N, Hkv, block, D] in tiles of block_n places of one page and head."""
+    pages, block, kv_heads, dim = cache.shape
+    page_stride, place_stride, head_stride, _ = cache.stride()
+    return TensorDescriptor(
+        cache, [pages, kv_heads, block, dim], [page_stride, head_stride, place_stride, 1], [1, 1, block_n, dim]
+    )
+
+
+def write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """See `write_kv`: one launch, a program per token."""
+    tokens, kv_heads, dim = k.shape
+    pages, block_size, _, value_dim = v_cache.shape
+    if tokens == 0 or kv_heads * max(dim, value_dim) == 0:
+        return
+    widest = triton.next_power_of_2(kv_heads * max(dim, value_dim))
+    write_kernel[(tokens,)](
+        k, v, k_cache, v_cache, slot_mapping, pages, slot_mapping.stride(0), *k.stride(), *v.stride(),
+        *k_cache.stride(), *v_cache.stride(), BLOCK_SIZE=block_size, HEADS=kv_heads, D=dim, DV=value_dim,
+        BLOCK=min(1024, widest), num_warps=4,
+    )  # fmt: skip
