@@ -11,7 +11,7 @@ from torch import Tensor
 _ROWS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "stride_parent"])
 def ancestor_kernel(parent, seen, width, stride_parent, ROWS: tl.constexpr, COLS: tl.constexpr):
     """One program per (block of rows, request); as many steps as its deepest row has links."""
     req = tl.program_id(1).to(tl.int64)

@@ -29,7 +29,7 @@ def conv_config(width: int, requests: int) -> ConvConfig:
     return ConvConfig()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "parent_req"])
 def conv_kernel(
     x, conv_state, weight, bias, slots, has_state, parent, out, width, channels,
     x_req, x_row, s_slot, s_tap, s_channel, w_channel, w_tap, parent_req,
@@ -93,7 +93,7 @@ def _line(window, x, path, place, channel, known, inside, width, x_row, s_tap, s
     return tl.where(on_path, new.to(old.dtype), old)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "width", "path_req"])
 def commit_kernel(
     table, slots, has_state, path, path_len, steps, width, channels, x_req, x_row, s_slot, s_tap, s_channel, path_req,
     PAST: tl.constexpr, CHANNELS: tl.constexpr, FLAGS: tl.constexpr, X: tl.constexpr, STATE: tl.constexpr,

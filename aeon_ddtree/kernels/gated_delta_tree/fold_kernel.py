@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "width", "path_req"])
 def fold_kernel(
     table, slots, has_state, path, path_len, steps, width, heads, state_slot, state_head, path_req,
     GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,

@@ -26,6 +26,9 @@ from aeon_ddtree.kernels.gated_delta_tree.window import (
     unit_inverse,
 )
 
+# One compiled kernel per number of blocks, whatever the width.
+_ANY_WIDTH = ["width", "parent_req", "seen_req"]
+
 
 @triton.jit
 def _store_factors(
@@ -42,7 +45,7 @@ def _store_factors(
         tl.store(k_out + at, key.to(tl.float32) * row_norm[:, None], mask=inside[:, None] & in_k[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ANY_WIDTH)
 def small_kernel(
     q, k, v, a, b, a_log, dt_bias, state, slots, has_state, parent, seen, out, u_out, k_out, c_out,
     scale, width, heads,
@@ -114,7 +117,7 @@ def small_kernel(
         _store_factors(c_out, k_out, k, k_row, req, row, real, head, width, heads, c_hi, c_lo, row_norm, GROUP, DK, BK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ANY_WIDTH)
 def prepare_kernel(
     q, k, a, b, a_log, dt_bias, slots, parent, seen, k_out, c_out, scratch,
     scale, width, heads,
@@ -196,7 +199,7 @@ def prepare_kernel(
     _store_factors(c_out, k_out, k, k_row, req, row, real, head, width, heads, c_hi, c_lo, row_norm, GROUP, DK, BK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "parent_req"])
 def apply_kernel(
     q, k, v, state, slots, has_state, parent, out, u_out, scratch,
     width, heads, q_req, q_row, q_head, k_req, k_row, k_head, v_req, v_row, v_head, state_slot, state_head, parent_req,
