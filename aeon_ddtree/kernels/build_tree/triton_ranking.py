@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking the drafter's candidates in Triton: the vocabulary in chunks, the best of each, then the best of the chunks.
+"""Ranking the drafter's candidates in Triton: the vocabulary in chunks, and only the best chunks looked at closely.
 
-log_softmax only shifts a row, so greedy and coupled rankings order raw scores and read the logits once; the shift comes
-from the chunks' running sums. The mixed ranking adds two distributions, so both shifts are found in a launch before.
-Candidates travel as one integer, an order-preserving image of the score over the inverted id: ties go to the lower id.
+The K best candidates lie in the K chunks with the greatest maxima. So one launch finds every chunk's maximum, one the K
+best of each of those K chunks, and one the K best of those. log_softmax only shifts a row: greedy and coupled rankings
+order raw scores, and the shift comes from the chunks' sums. The mixed ranking adds two distributions, so both shifts
+are found in a launch before. Candidates travel as one integer, an order-preserving image of the score over the inverted
+id: all differ, and ties go to the lower id.
 """
 
 from __future__ import annotations
@@ -25,11 +27,10 @@ _BLOCK = 2048
 
 @triton.jit
 def _scores(
-    logits_ptr, temperature_ptr, seed_ptr, index_ptr, horizon, vocab, stride_r, stride_k, tau, softness,
+    logits_ptr, temperature_ptr, seed_ptr, index_ptr, row, start, horizon, vocab, stride_r, stride_k, tau, softness,
     COUPLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """This chunk's ids, logits and, where coupled, perturbed scores: up to a shift per row, log q and log c."""
-    row, start = tl.program_id(0), tl.program_id(1) * BLOCK
+    """A chunk's ids, logits and, where coupled, perturbed scores: up to a shift per row, log q and log c."""
     request, position = (row // horizon).to(tl.int64), row % horizon
     ids = start + tl.arange(0, BLOCK)
     logit = tl.load(
@@ -56,9 +57,65 @@ def _log_sum(value):
 
 
 @triton.jit
-def _pack(score, ids, vocab):
-    """Score and id as an int64 that orders by falling score, then by rising id; the same image as `ordered`."""
-    return (ordered(score).to(tl.int64) << 32) | tl.where(ids < vocab, 0x7FFFFFFF - ids, 0).to(tl.int64)
+def _log_sum_of_row(sums_ptr, row, chunks, CHUNKS: tl.constexpr):
+    chunk = tl.arange(0, CHUNKS)
+    return _log_sum(tl.load(sums_ptr + row * chunks + chunk, mask=chunk < chunks, other=-float("inf")))
+
+
+@triton.jit
+def _sums(
+    logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, horizon, vocab, stride_r, stride_k, tau, softness,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Log sums of every chunk: sums [2, rows, chunks], of the logits and of the perturbed scores."""
+    row, chunks, rows = tl.program_id(0), tl.num_programs(1), tl.num_programs(0)
+    _, logit, score, _ = _scores(
+        logits_ptr, temperature_ptr, seed_ptr, index_ptr, row, tl.program_id(1) * BLOCK, horizon, vocab, stride_r,
+        stride_k, tau, softness, True, BLOCK,
+    )  # fmt: skip
+    place = row * chunks + tl.program_id(1)
+    tl.store(sums_ptr + place, _log_sum(logit))
+    tl.store(sums_ptr + rows * chunks + place, _log_sum(score))
+
+
+@triton.jit
+def _packed_scores(
+    logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, row, chunk, rows, chunks, horizon, vocab, stride_r,
+    stride_k, tau, softness, log_rest, log_mix, COUPLED: tl.constexpr, MIXED: tl.constexpr, CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A chunk's scores, and the same with their ids as int64 that order by falling score, then by rising id."""
+    ids, logit, score, hot = _scores(
+        logits_ptr, temperature_ptr, seed_ptr, index_ptr, row, chunk * BLOCK, horizon, vocab, stride_r, stride_k, tau,
+        softness, COUPLED, BLOCK,
+    )  # fmt: skip
+    if MIXED:
+        log_q = logit - _log_sum_of_row(sums_ptr, row, chunks, CHUNKS)
+        log_c = score - _log_sum_of_row(sums_ptr, rows + row, chunks, CHUNKS)
+        first, second = log_q + log_rest, log_c + log_mix
+        top = tl.maximum(first, second)
+        safe = tl.where(top == -float("inf"), 0.0, top)
+        both = safe + tl.log(tl.exp(first - safe) + tl.exp(second - safe))
+        score = tl.where(hot, both, log_q)
+    # Beyond the vocabulary: below every candidate.
+    packed = (ordered(score).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+    return score, tl.where(ids < vocab, packed, -(1 << 63))
+
+
+@triton.jit
+def _best_of_chunks(
+    logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, best_ptr, horizon, vocab, stride_r, stride_k, tau,
+    softness, log_rest, log_mix, COUPLED: tl.constexpr, MIXED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """best [rows, chunks]: every chunk's greatest packed score; unless MIXED also its log sum, in sums."""
+    row, chunk, rows, chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
+    score, packed = _packed_scores(
+        logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, row, chunk, rows, chunks, horizon, vocab, stride_r,
+        stride_k, tau, softness, log_rest, log_mix, COUPLED, MIXED, CHUNKS, BLOCK,
+    )  # fmt: skip
+    tl.store(best_ptr + row * chunks + chunk, tl.max(packed))
+    if not MIXED:
+        tl.store(sums_ptr + row * chunks + chunk, _log_sum(score))
 
 
 @triton.jit
@@ -77,62 +134,39 @@ def _top(packed, TOP: tl.constexpr):
 
 
 @triton.jit
-def _sums(
-    logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, horizon, vocab, stride_r, stride_k, tau, softness,
-    BLOCK: tl.constexpr,
+def _top_of_chunks(
+    logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, best_ptr, top_ptr, chunks, horizon, vocab, stride_r,
+    stride_k, tau, softness, log_rest, log_mix, COUPLED: tl.constexpr, MIXED: tl.constexpr, TOP: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Log sums of every chunk: sums [2, rows, chunks], of the logits and of the perturbed scores."""
-    _, logit, score, _ = _scores(
-        logits_ptr, temperature_ptr, seed_ptr, index_ptr, horizon, vocab, stride_r, stride_k, tau, softness, True, BLOCK
-    )
-    chunks, rows = tl.num_programs(1), tl.num_programs(0)
-    place = tl.program_id(0) * chunks + tl.program_id(1)
-    tl.store(sums_ptr + place, _log_sum(logit))
-    tl.store(sums_ptr + rows * chunks + place, _log_sum(score))
-
-
-@triton.jit
-def _rank_chunks(
-    logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, best_ptr, horizon, vocab, stride_r, stride_k, tau,
-    softness, log_rest, log_mix, COUPLED: tl.constexpr, MIXED: tl.constexpr, TOP: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    ids, logit, score, hot = _scores(
-        logits_ptr, temperature_ptr, seed_ptr, index_ptr, horizon, vocab, stride_r, stride_k, tau, softness, COUPLED,
-        BLOCK,
+    """top [rows, picks, TOP]: the best of the chunk whose maximum comes in place `pick` among the row's."""
+    row, pick, rows, picks = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
+    chunk = tl.arange(0, CHUNKS)
+    best = tl.load(best_ptr + row * chunks + chunk, mask=chunk < chunks, other=-(1 << 63))
+    chosen = best
+    for _ in range(pick):
+        chosen = tl.where(chosen == tl.max(chosen), -(1 << 63), chosen)
+    which = tl.min(tl.where(best == tl.max(chosen), chunk, chunks - 1))
+    _, packed = _packed_scores(
+        logits_ptr, temperature_ptr, seed_ptr, index_ptr, sums_ptr, row, which, rows, chunks, horizon, vocab, stride_r,
+        stride_k, tau, softness, log_rest, log_mix, COUPLED, MIXED, CHUNKS, BLOCK,
     )  # fmt: skip
-    chunks, rows, row = tl.num_programs(1), tl.num_programs(0), tl.program_id(0)
-    place = row * chunks + tl.program_id(1)
-    if MIXED:
-        chunk = tl.arange(0, CHUNKS)
-        of_row = sums_ptr + row * chunks + chunk
-        log_q = logit - _log_sum(tl.load(of_row, mask=chunk < chunks, other=-float("inf")))
-        log_c = score - _log_sum(tl.load(of_row + rows * chunks, mask=chunk < chunks, other=-float("inf")))
-        first, second = log_q + log_rest, log_c + log_mix
-        top = tl.maximum(first, second)
-        safe = tl.where(top == -float("inf"), 0.0, top)
-        both = safe + tl.log(tl.exp(first - safe) + tl.exp(second - safe))
-        score = tl.where(hot, both, log_q)
-    else:
-        tl.store(sums_ptr + place, _log_sum(score))
-    best = _top(_pack(score, ids, vocab), TOP)
-    tl.store(best_ptr + place.to(tl.int64) * TOP + tl.arange(0, TOP), best)
+    tl.store(top_ptr + (row * picks + pick) * TOP + tl.arange(0, TOP), _top(packed, TOP))
 
 
 @triton.jit
-def _rank_rows(
-    sums_ptr, best_ptr, token_ptr, logp_ptr, chunks, vocab, top_k, MIXED: tl.constexpr, TOP: tl.constexpr,
-    CHUNKS: tl.constexpr,
+def _top_of_rows(
+    sums_ptr, top_ptr, token_ptr, logp_ptr, picks, chunks, top_k, MIXED: tl.constexpr, TOP: tl.constexpr,
+    PICKS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    entry = tl.arange(0, CHUNKS * TOP)
-    packed = tl.load(best_ptr + row * chunks * TOP + entry, mask=entry < chunks * TOP, other=-(1 << 63))
+    row = tl.program_id(0)
+    entry = tl.arange(0, PICKS * TOP)
+    packed = tl.load(top_ptr + row * picks * TOP + entry, mask=entry < picks * TOP, other=-(1 << 63))
     best = _top(packed, TOP)
     key = (best >> 32).to(tl.int32)
     score = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     if not MIXED:
-        chunk = tl.arange(0, CHUNKS)
-        score = score - _log_sum(tl.load(sums_ptr + row * chunks + chunk, mask=chunk < chunks, other=-float("inf")))
+        score = score - _log_sum_of_row(sums_ptr, row, chunks, CHUNKS)
     rank = tl.arange(0, TOP)
     out = row * top_k + rank
     tl.store(token_ptr + out, 0x7FFFFFFF - (best & 0xFFFFFFFF), mask=rank < top_k)
@@ -155,16 +189,20 @@ def rank(
     logp = torch.empty(requests, horizon, top_k, device=device)
     if not rows:
         return token, logp
-    top = triton.next_power_of_2(top_k)
+    top, picks = triton.next_power_of_2(top_k), min(top_k, chunks)
     sums = torch.empty(2 if mixed else 1, rows, chunks, device=device)
-    best = torch.empty(rows, chunks, top, dtype=torch.int64, device=device)
+    best = torch.empty(rows, chunks, dtype=torch.int64, device=device)
+    tops = torch.empty(rows, picks, top, dtype=torch.int64, device=device)
     temperature, seed, index = temperature.contiguous(), seed.contiguous(), index.contiguous()
     inputs = (logits, temperature, seed, index, sums)
     shape = (horizon, vocab, logits.stride(0), logits.stride(1), tau, softness)
+    mixing = (math.log1p(-mix), math.log(mix)) if mixed else (0.0, 0.0)
     padded = triton.next_power_of_2(chunks)
     if mixed:
         _sums[(rows, chunks)](*inputs, *shape, _BLOCK)
-    log_rest, log_mix = (math.log1p(-mix), math.log(mix)) if mixed else (0.0, 0.0)
-    _rank_chunks[(rows, chunks)](*inputs, best, *shape, log_rest, log_mix, coupled, mixed, top, padded, _BLOCK)
-    _rank_rows[(rows,)](sums, best, token, logp, chunks, vocab, top_k, mixed, top, padded)
+    _best_of_chunks[(rows, chunks)](*inputs, best, *shape, *mixing, coupled, mixed, padded, _BLOCK)
+    _top_of_chunks[(rows, picks)](*inputs, best, tops, chunks, *shape, *mixing, coupled, mixed, top, padded, _BLOCK)
+    _top_of_rows[(rows,)](
+        sums, tops, token, logp, picks, chunks, top_k, mixed, top, triton.next_power_of_2(picks), padded
+    )
     return token, logp

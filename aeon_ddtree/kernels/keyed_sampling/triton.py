@@ -113,8 +113,8 @@ def _descend(logits, vocab, temperature, floor, best, target, BLOCK: tl.constexp
     """
     key = tl.full((), -(1 << 31), tl.int64)
     pivots = tl.arange(0, 16)
-    for step in tl.static_range(8):
-        size: tl.constexpr = 1 << (28 - 4 * step)
+    size = tl.full((), 1 << 28, tl.int64)
+    for _ in range(8):
         pivot = key + pivots.to(tl.int64) * size
         above = tl.zeros((16,), tl.float64)
         for start in range(0, vocab, BLOCK):
@@ -127,6 +127,7 @@ def _descend(logits, vocab, temperature, floor, best, target, BLOCK: tl.constexp
             higher = ordered(value).to(tl.int64)[:, None] >= (pivot + size)[None, :]
             above += tl.sum(tl.where(higher & (ids < vocab)[:, None], weight[:, None], 0.0), axis=0)
         key += tl.sum((above >= target).to(tl.int64)) * size
+        size = size // 16
     passed = tl.full((), 0.0, tl.float64)
     for start in range(0, vocab, BLOCK):
         ids = start + tl.arange(0, BLOCK)
