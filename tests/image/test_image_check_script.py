@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/image-check notices what it is there for: run against a stand-in for docker with a made-up image."""
 
+import hashlib
 import io
 import json
 import os
@@ -19,6 +20,8 @@ elif sys.argv[1] == "history":
     print((here / "history").read_text())
 elif sys.argv[1:3] == ["image", "inspect"]:
     print((here / "inspect.json").read_text())
+elif sys.argv[1] == "run":
+    print('{{"base": "debian"}}')
 else:
     sys.exit(9)
 """
@@ -42,12 +45,12 @@ def check(script, tmp_path: Path):
     client.chmod(0o755)
     (tmp_path / "needles").write_text("index.example.invalid\n")
 
-    def call(*layers: dict[str, bytes], history: str = "RUN true", name: str = "{}/layer.tar"):
-        image = {name.format(number): archive(layer) for number, layer in enumerate(layers)}
-        image["manifest.json"] = b"[]"
-        (tmp_path / "image.tar").write_bytes(archive(image))
+    def call(*layers: dict[str, bytes], history: str = "RUN true", name: str = "{}/layer.tar", base=()):
+        parts = {name.format(number): archive(layer) for number, layer in enumerate(layers)}
+        (tmp_path / "image.tar").write_bytes(archive(parts | {"manifest.json": b"[]"}))
         (tmp_path / "history").write_text(history)
-        (tmp_path / "inspect.json").write_text(json.dumps([{"Config": {"Env": []}, "Size": 5}]))
+        image = {"Config": {"Env": []}, "Size": 5, "RootFS": {"Layers": [*base]}}
+        (tmp_path / "inspect.json").write_text(json.dumps([image]))
         env = {"DOCKER": str(client), "PIP_CONFIG_FILE": os.devnull}
         return script("scripts/image-check", "x", "--only", "leaks", "--needles", tmp_path / "needles", env=env)
 
@@ -71,6 +74,15 @@ def test_a_clean_image_passes(check, name):
 def test_a_file_of_the_builder_in_any_layer_fails(check, path):
     done = check({path: b""}, CLEAN)
     assert done.returncode == 1 and path in done.stdout
+
+
+def test_deletions_and_the_base_images_own_files_pass(check, tmp_path):
+    lists = {"var/lib/apt/lists/x_In": b"of the base"}
+    assert check(lists, CLEAN).returncode == 1
+    base = hashlib.sha256(archive(lists)).hexdigest()
+    done = check(lists, {"var/lib/apt/lists/.wh.x_In": b""}, base=[f"sha256:{base}"])
+    assert done.returncode == 0, done.stdout
+    assert check(lists, {"root/.netrc": b""}, base=[f"sha256:{base}"]).returncode == 1
 
 
 @pytest.mark.parametrize("name", ["{}/layer.tar", "blobs/sha256/{}"])
