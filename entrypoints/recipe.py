@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from .failure import Refusal, nearest
 from .settings import BY_NAME, PREFIX, SERVER, TREE_BY_NAME
-from .variables import OTHER_VARIABLES, RETIRED
+from .variables import OTHER_VARIABLES, RETIRED, check_choices
 
 # Flags that the dispatcher writes itself, and what sets them instead: not allowed in a recipe's `vllm` or after `--`.
 OWN_FLAGS = {
@@ -57,6 +57,10 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name} is read before the recipe; set {ours[name]} in the recipe instead")
         if name.startswith(PREFIX) and (name not in OTHER_VARIABLES or name in RETIRED):
             raise ValueError(f"unknown variable {name}{nearest(name, OTHER_VARIABLES)}; remove it")
+    try:
+        check_choices(env, "env")
+    except Refusal as refusal:
+        raise ValueError(str(refusal)) from None
     return env
 
 

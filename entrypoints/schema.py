@@ -8,7 +8,7 @@ from typing import Any
 
 from .recipe import Recipe, own_flags
 from .settings import SERVER_BY_NAME, TREE, Setting
-from .variables import OTHER_VARIABLES
+from .variables import CHOICES, OTHER_VARIABLES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 WORDS = {
@@ -53,6 +53,7 @@ def schema() -> dict[str, Any]:
     made["properties"]["env"]["propertyNames"] = {
         "anyOf": [{"not": {"pattern": "^DDTREE_"}}, {"enum": sorted(OTHER_VARIABLES)}]
     }
+    made["properties"]["env"]["properties"] = {name: {"enum": ["", *choices]} for name, choices in CHOICES.items()}
     for name, entry in made["$defs"]["Defaults"]["properties"].items():
         entry["description"] = f"{SERVER_BY_NAME[name].help} Expected: {SERVER_BY_NAME[name].what}."
     mode = made["$defs"]["Mode"]["properties"]

@@ -15,7 +15,11 @@ OTHER_VARIABLES = {
     "DDTREE_UNSAFE_FULL_BRANCH_RESEARCH": "must be 1 for unsafe-full-branch",
     "DDTREE_CHECK": "1: the kernels also check the values of parents, for debugging",
     "DDTREE_TRACE_FILE": "file to which the worker appends one JSON line per verified tree",
+    "DDTREE_CAPTURE_DIR": "folder into which the worker writes one verify window, for aeon_ddtree.kernels.replay",
+    "DDTREE_KERNELS": "reference: plain PyTorch kernels on every device; triton: Triton or an error; unset: by device",
 }
+# Those of them that take one of a few values; the worker refuses others too, but only once the server is up.
+CHOICES = {"DDTREE_KERNELS": ("reference", "triton")}
 
 # Names that are usual elsewhere -> our setting. Our own name wins where both are given.
 USUAL = {
@@ -129,9 +133,21 @@ def check_names(environ: Mapping[str, str]) -> None:
             raise Refusal(f"environment: unknown variable {variable}{nearest(variable, known)}; unset or correct it")
 
 
+def check_choices(variables: Mapping[str, str], origin: str) -> None:
+    """Raises Refusal on a value that the worker would refuse; empty variables count as absent."""
+    for variable, choices in CHOICES.items():
+        value = variables.get(variable)
+        if value and value not in choices:
+            expected = " or ".join(choices)
+            raise Refusal(
+                f"{origin}: {variable} is {value!r}, expected {expected}{nearest(value, choices)}; correct or unset it"
+            )
+
+
 def read_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     """setting name -> (raw value, origin); empty variables count as absent. Raises Refusal as `check_names` does."""
     check_names(environ)
+    check_choices(environ, "environment")
     found: dict[str, tuple[Any, str]] = {}
     for setting in BY_NAME.values():
         usual = [variable for variable, name in USUAL.items() if name == setting.name]

@@ -132,11 +132,12 @@ class TreeAttentionImpl(AttentionImpl):
         rows = attn_metadata.slot_mapping.shape[0]
         write_kv(key[:rows], value[:rows], k_cache, v_cache, attn_metadata.slot_mapping)
         for group in step.groups:
+            q, block_table = group.take(query), attn_metadata.block_table[group.reqs]
             out = tree_attention(
-                group.take(query),
+                q,
                 k_cache,
                 v_cache,
-                attn_metadata.block_table[group.reqs],
+                block_table,
                 group.context,
                 group.visible,
                 group.length,
@@ -145,6 +146,11 @@ class TreeAttentionImpl(AttentionImpl):
                 depth=group.depth,
             )
             group.put(output, out)
+            if group.is_tree and step.recording is not None:
+                step.recording.attention(
+                    layer.layer_name, group, k_cache, v_cache, block_table, q=q, scale=self.scale,
+                    window=self.sliding_window, out=out,
+                )  # fmt: skip
         return output
 
     def _block(

@@ -31,6 +31,8 @@ def commit_step(
     if group is None:
         return
     plan = plan.select(group.reqs)
+    if step.recording is not None:
+        step.recording.write(plan.path, plan.path_len())
     missing = [n for n, layer in layers.items() if isinstance(layer, TreeGatedDeltaNet) and n not in step.records]
     if missing:
         raise RuntimeError(f"{len(missing)} recurrent layers verified nothing in this step, the first: {missing[0]}")

@@ -140,12 +140,19 @@ class TreeGatedDeltaNet(GatedDeltaNetAttention):
             x, conv_state, weight, self.conv1d.bias, slots, group.parent,
             has_state=group.has_state, activation=self.activation,
         )  # fmt: skip
+        q, k, v = self._heads(y)
         out, factors = gated_delta_tree(
-            *self._heads(y), a, b, self.A_log, self.dt_bias, state, slots, group.parent,
+            q, k, v, a, b, self.A_log, self.dt_bias, state, slots, group.parent,
             has_state=group.has_state, ancestors=group.visible,
         )  # fmt: skip
         assert metadata.step is not None
         metadata.step.records[self.prefix] = Verified(slots, factors, x)
+        if metadata.step.recording is not None:
+            metadata.step.recording.gdn(
+                self.prefix, group, slots, conv_state, state, factors, x=x, weight=weight, bias=self.conv1d.bias,
+                activation=self.activation, y=y, q=q, k=k, v=v, a=a, b=b, A_log=self.A_log, dt_bias=self.dt_bias,
+                out=out,
+            )  # fmt: skip
         return out
 
     def _heads(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

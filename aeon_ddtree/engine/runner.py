@@ -30,6 +30,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from aeon_ddtree.commit.plan import CommitPlan
 from aeon_ddtree.commit.policies import plan_for
+from aeon_ddtree.engine.capture import Capture
 from aeon_ddtree.engine.commit import commit_step
 from aeon_ddtree.engine.metrics import export
 from aeon_ddtree.engine.options import DDTreeOptions
@@ -39,6 +40,7 @@ from aeon_ddtree.engine.stats import Stats
 from aeon_ddtree.engine.step import Step, make_step
 from aeon_ddtree.engine.trace import Trace
 from aeon_ddtree.engine.trees import TreeStore
+from aeon_ddtree.kernels.dispatch import describe as describe_kernels
 from aeon_ddtree.tree.building import build_tree_from, draft_candidates, root_tree
 from aeon_ddtree.tree.draft_tree import DraftTree
 from aeon_ddtree.verify.rows import sample_rows
@@ -73,13 +75,14 @@ class DDTreeRunner:
         self.trees = TreeStore(self.max_num_reqs, 1 + self.num_spec_tokens, self.device)
         self.stats = Stats(self.horizon, self.device)
         self.trace = Trace.from_environment()
+        self.capture = Capture.from_environment(get_tensor_model_parallel_rank())
         if get_tensor_model_parallel_rank() == 0:
             export(self.stats, self.model_config.served_model_name or self.model_config.model)
         logger.info(
-            "DDTree: mode %s%s; kernels: PyTorch references (kernels/*/reference.py) on %s",
+            "DDTree: mode %s%s; kernels: %s",
             self.options.mode,
             f", commit {self.options.commit}, {self.policy}" if self.policy else "",
-            self.device,
+            describe_kernels(self.device),
         )
         self._reasons = bool(vllm_config.structured_outputs_config.reasoning_parser)
         self._step: Step | None = None
@@ -152,6 +155,7 @@ class DDTreeRunner:
         self._step = make_step(num_scheduled_tokens, tree_reqs, tree, self.num_computed_tokens[: len(req_ids)])
         if tree is not None:
             self._write_window(self._step, tree)
+            self._step.recording = self.capture.of(self._step)
         return result
 
     def _window(self, req_ids: list[str], tree_reqs: list[int], num_scheduled: np.ndarray) -> DraftTree:
@@ -218,6 +222,7 @@ class DDTreeRunner:
         self._verdict = Verdict(plan, state, base_index)
         self.stats.add(tree, found, plan, (base_index > 0) & ~self.discard_request_mask.gpu[: len(requests)])
         self.trace.write(self.input_batch.req_ids, step.tree_reqs, tree, found)
+        step.walked(tree, sampled, found)
         logprobs = None
         count = self.input_batch.sampling_metadata.max_num_logprobs
         if count is not None:

@@ -68,6 +68,7 @@ class Step:
     tree        their trees
     context     [R] int64  committed tokens before the request's first row
     records     layer name -> what the layer kept of the tree group for the commit (factors, convolution inputs)
+    recording   an `engine.capture.Recording` that the layers fill, where one is wanted
     """
 
     groups: list[Group]
@@ -76,6 +77,7 @@ class Step:
     tree: DraftTree | None
     context: Tensor
     records: dict[str, Any] = field(default_factory=dict)
+    recording: Any = None
 
     @property
     def tree_group(self) -> Group | None:
@@ -101,6 +103,11 @@ class Step:
             for name in ("token", "parent", "depth", "num_nodes"):
                 getattr(tree, name)[index] = getattr(window, name)
         return tree, rows.to(device, non_blocking=True)
+
+    def walked(self, tree: DraftTree, sampled: Tensor, found: Any) -> None:
+        """Tell a recording, if there is one, what was sampled [R, W] and which way the `Walk` went."""
+        if self.recording is not None:
+            self.recording.walk(self.tree_reqs, tree, sampled, found)
 
     def root_position(self) -> Tensor:
         """[R] int64: token index of every request's root, the row after which the first token is sampled."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aeon_ddtree.kernels import dispatch as dispatch_
 from aeon_entrypoints import settings, variables
 from aeon_entrypoints.recipe import load_recipe
 from aeon_entrypoints.resolve import Value, resolve
@@ -201,3 +202,16 @@ def test_every_flag_and_variable_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "dispatcher.md").read_text(encoding="utf-8")
     names = [setting.flag for setting in settings.BY_NAME.values()] + variables.usual_variables()
     assert [name for name in (*names, *variables.OTHER_VARIABLES) if f"`{name}" not in text] == []
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["start", "dry-run"])
+def test_kernels_are_chosen_by_name(pair, dispatch, environ, dry):
+    environ(DDTREE_KERNELS="refrence")
+    outcome = dispatch("ddtree", "--recipe", pair.recipe_file(), *dry)
+    refused(outcome, "environment: DDTREE_KERNELS is 'refrence'", "reference or triton", "did you mean reference?")
+    environ(DDTREE_KERNELS="reference")
+    assert dispatch("ddtree", "--recipe", pair.recipe_file(), *dry).code == 0
+
+
+def test_the_choices_are_the_kernels_own():
+    assert {dispatch_.VARIABLE: dispatch_.CHOICES} == variables.CHOICES
