@@ -19,14 +19,9 @@ _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16
 class ConvConfig(NamedTuple):
     """Rows and channels per program, and warps."""
 
-    rows: int = 4
-    channels: int = 256
+    rows: int = 8
+    channels: int = 128
     warps: int = 4
-
-
-def conv_config(width: int, requests: int) -> ConvConfig:
-    """The cut for windows of this width."""
-    return ConvConfig()
 
 
 @triton.jit(do_not_specialize=["width", "parent_req"])
@@ -138,7 +133,7 @@ def tree(
     out = torch.empty(requests, width, channels, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    config = config or conv_config(width, requests)
+    config = config or ConvConfig()
     rows = min(config.rows, triton.next_power_of_2(width))
     wide = min(config.channels, triton.next_power_of_2(channels))
     conv_kernel[(triton.cdiv(channels, wide), triton.cdiv(width, rows), requests)](

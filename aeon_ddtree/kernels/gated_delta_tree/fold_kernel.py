@@ -11,7 +11,7 @@ import triton.language as tl
 def fold_kernel(
     table, slots, has_state, path, path_len, steps, width, heads, state_slot, state_head, path_req,
     GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
-    PRECISION: tl.constexpr, FLAGS: tl.constexpr, DTYPE: tl.constexpr,
+    FLAGS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """One program per (part of Dv, head) × request × layer. table [L, 4]: addresses of state, u, k, c.
 
@@ -55,6 +55,6 @@ def fold_kernel(
         u_rows = tl.load(u + line[:, None] * DV + dv[None, :], mask=ok[:, None] & in_v[None, :], other=0.0)
         line = (first + row) * (heads // GROUP) + head // GROUP
         k_rows = tl.load(k + line[:, None] * DK + dk[None, :], mask=ok[:, None] & in_k[None, :], other=0.0)
-        added = tl.dot(tl.trans(u_rows * weight[:, None]), k_rows, added, input_precision=PRECISION)
+        added = tl.dot(tl.trans(u_rows * weight[:, None]), k_rows, added, input_precision="ieee")
     new = s0 * tl.exp(c_end.to(tl.float32)) + added
     tl.store(place, new.to(DTYPE), mask=inside)

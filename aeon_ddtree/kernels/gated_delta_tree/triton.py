@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aeon_ddtree.kernels.addresses import address_table
 from aeon_ddtree.kernels.ancestors_triton import ancestors as ancestors_of
+from aeon_ddtree.kernels.dispatch import device_traits
 from aeon_ddtree.kernels.gated_delta_tree.fold_kernel import fold_kernel
 from aeon_ddtree.kernels.gated_delta_tree.reference import TreeFactors
 from aeon_ddtree.kernels.gated_delta_tree.verify_kernels import apply_kernel, prepare_kernel, small_kernel
@@ -20,37 +21,45 @@ from aeon_ddtree.kernels.gated_delta_tree.verify_kernels import apply_kernel, pr
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 
 
-class TreeConfig(NamedTuple):
-    """How the verify kernels are cut.
+class SmallConfig(NamedTuple):
+    """How windows of up to 16 rows are cut.
 
-    columns of Dv per program; piece of Dk per turn; warps; pipeline stages; precision of the fp32 products with u and
-    of the block inverses, as `tl.dot` names them.
+    span: columns of Dv per program; columns: those of a tile of the state; warps; registers per thread (None: as the
+    compiler likes); window: precision of the products with u, as `tl.dot` names them.
     """
 
+    span: int = 128
     columns: int = 32
+    warps: int = 4
+    registers: int | None = 168
+    window: str = "ieee"
+
+
+class WideConfig(NamedTuple):
+    """How wider windows are cut: columns of Dv per program, piece of Dk per turn, warps, pipeline stages, precision."""
+
+    columns: int = 64
     step: int = 32
     warps: int = 4
     stages: int = 3
     window: str = "tf32x3"
-    inverse: str = "ieee"
 
 
 class FoldConfig(NamedTuple):
-    """How the fold kernel is cut: rows of the state per program, warps, precision of the path's product."""
+    """How the fold kernel is cut: rows of the state per program, warps."""
 
-    rows: int = 16
-    warps: int = 4
-    precision: str = "ieee"
-
-
-def tree_config(width: int, heads: int) -> TreeConfig:
-    """The cut for windows of this width with R · Hv heads in all."""
-    return TreeConfig()
+    rows: int = 64
+    warps: int = 8
 
 
-def fold_config(heads: int) -> FoldConfig:
-    """The cut for L · R · Hv heads in all."""
-    return FoldConfig()
+def small_config(heads: int, processors: int) -> SmallConfig:
+    """The cut for R · Hv heads on so many multiprocessors: the solve is repeated only where it fills idle ones."""
+    return SmallConfig(span=128 if heads >= 2 * processors else 64 if heads >= processors else 32)
+
+
+def wide_config(width: int) -> WideConfig:
+    """The cut for windows of this width, more than 16."""
+    return WideConfig(warps=4 if width <= 64 else 8)
 
 
 def new_factors(requests: int, width: int, heads: int, key_heads: int, v_dim: int, k_dim: int, device) -> TreeFactors:
@@ -65,7 +74,7 @@ def new_factors(requests: int, width: int, heads: int, key_heads: int, v_dim: in
 def tree(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor,
     slots: Tensor, parent: Tensor, has_state: Tensor | None, scale: float | None, ancestors: Tensor | None,
-    factors: TreeFactors | None = None, config: TreeConfig | None = None,
+    factors: TreeFactors | None = None, config: SmallConfig | WideConfig | None = None,
 ) -> tuple[Tensor, TreeFactors]:  # fmt: skip
     """See `gated_delta_tree`, which has checked dtypes and strides."""
     requests, width, key_heads, k_dim = q.shape
@@ -76,35 +85,39 @@ def tree(
     if not requests:
         return out, factors
     seen = (ancestors_of(parent) if ancestors is None else ancestors).view(torch.int8)
-    config = config or tree_config(width, requests * heads)
     scale = k_dim**-0.5 if scale is None else scale
-    columns = min(config.columns, max(16, triton.next_power_of_2(v_dim)))
     exact = q.dtype != torch.bfloat16
     parts = 0 if exact else 1 if state.dtype == torch.bfloat16 else 3
     padded = max(16, triton.next_power_of_2(k_dim))
-    step = min(config.step, padded)
-    shape = {"GROUP": heads // key_heads, "DK": k_dim, "STEP": step}
-    tile = {"DV": v_dim, "COLS": columns, "PARTS": parts, "FLAGS": has_state is not None, "WINDOW": config.window}
-    launch = {"num_warps": config.warps, "num_stages": config.stages}
+    most = max(16, triton.next_power_of_2(v_dim))
+    shape = {"GROUP": heads // key_heads, "DK": k_dim, "DV": v_dim, "PARTS": parts, "FLAGS": has_state is not None}
     qs, ks, vs, a_s, bs, ss = q.stride()[:3], k.stride()[:3], v.stride()[:3], a.stride(), b.stride(), state.stride()[:2]
-    cells = (triton.cdiv(v_dim, columns), heads, requests)
     if width <= 16:
-        small_kernel[cells](
+        small = config if isinstance(config, SmallConfig) else small_config(requests * heads, device_traits(q)[0])
+        # A tile of wider rows has fewer of them.
+        columns = min(small.columns if padded <= 128 else 16, most)
+        span = min(max(small.span, columns), most)
+        small_kernel[(triton.cdiv(v_dim, span), heads, requests)](
             q, k, v, a, b, a_log, dt_bias, state, slots, has_state, parent, seen, out, *factors, scale, width, heads,
             *qs, *ks, *vs, *a_s, *bs, *ss, parent.stride(0), seen.stride(0),
-            **shape, **tile, BK=padded, INVERSE=config.inverse, **launch,
+            **shape, BK=padded, SPAN=span, COLS=columns, WINDOW=small.window,
+            num_warps=small.warps, num_stages=1, maxnreg=small.registers,
         )  # fmt: skip
         return out, factors
+    wide = config if isinstance(config, WideConfig) else wide_config(width)
+    columns, step = min(wide.columns, most), min(wide.step, padded)
     blocks = triton.next_power_of_2(triton.cdiv(width, 16))
     scratch = torch.empty(requests, heads, width, 32 * blocks + 32, dtype=torch.float32, device=v.device)
     prepare_kernel[(triton.cdiv(width, 16), heads, requests)](
         q, k, a, b, a_log, dt_bias, slots, parent, seen, factors.k, factors.c, scratch, scale, width, heads,
         *qs, *ks, *a_s, *bs, parent.stride(0), seen.stride(0),
-        **shape, BK=padded, BLOCKS=blocks, EXACT=exact, INVERSE=config.inverse, num_warps=4,
+        GROUP=heads // key_heads, DK=k_dim, BK=padded, STEP=step, BLOCKS=blocks, EXACT=exact, num_warps=4,
     )  # fmt: skip
-    apply_kernel[cells](
+    apply_kernel[(triton.cdiv(v_dim, columns), heads, requests)](
         q, k, v, state, slots, has_state, parent, out, factors.u, scratch, width, heads,
-        *qs, *ks, *vs, *ss, parent.stride(0), **shape, **tile, BLOCKS=blocks, **launch,
+        *qs, *ks, *vs, *ss, parent.stride(0),
+        **shape, STEP=step, COLS=columns, BLOCKS=blocks, WINDOW=wide.window,
+        num_warps=wide.warps, num_stages=wide.stages,
     )  # fmt: skip
     return out, factors
 
@@ -120,12 +133,12 @@ def fold(
     if not requests or not path.shape[1]:
         return
     table = address_table([(s, *f) for s, f in zip(states, factors, strict=True)])
-    config = config or fold_config(len(states) * requests * heads)
+    config = config or FoldConfig()
     rows = min(config.rows, max(16, triton.next_power_of_2(v_dim)))
     fold_kernel[(triton.cdiv(v_dim, rows) * heads, requests, len(states))](
         table, slots, has_state, path, path_len, path.shape[1], width, heads, *state.stride()[:2], path.stride(0),
         GROUP=heads // key_heads, DK=k_dim, DV=v_dim, BK=max(16, triton.next_power_of_2(k_dim)), ROWS=rows,
-        PRECISION=config.precision, FLAGS=has_state is not None, DTYPE=_DTYPES[state.dtype], num_warps=config.warps,
+        FLAGS=has_state is not None, DTYPE=_DTYPES[state.dtype], num_warps=config.warps,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from aeon_ddtree.kernels.gated_delta_tree.window import (
     decays,
+    gate_input,
     gates,
     inverse_norm,
     product,
@@ -51,10 +52,13 @@ def small_kernel(
     scale, width, heads,
     q_req, q_row, q_head, k_req, k_row, k_head, v_req, v_row, v_head, a_req, a_row, a_head, b_req, b_row, b_head,
     state_slot, state_head, parent_req, seen_req,
-    GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, STEP: tl.constexpr, COLS: tl.constexpr,
-    PARTS: tl.constexpr, FLAGS: tl.constexpr, WINDOW: tl.constexpr, INVERSE: tl.constexpr,
+    GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr, COLS: tl.constexpr,
+    PARTS: tl.constexpr, FLAGS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Windows of up to 16 rows. Dk goes by in pieces of STEP."""
+    """Windows of up to 16 rows. A program owns SPAN columns of a head: one solve, then the state in tiles of COLS.
+
+    The first tile is under way during the solve, each later one during the work on the tile before it.
+    """
     head = tl.program_id(1)
     req = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + req).to(tl.int64)
@@ -62,59 +66,75 @@ def small_kernel(
     known = live
     if FLAGS:
         known = live & (tl.load(has_state + req) != 0)
-    dv = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    in_v = (dv < DV) if DV % COLS else tl.full([COLS], 1, tl.int1)
+    # Nothing that is loaded here waits for another load but the slot's.
     row = tl.arange(0, 16)
     inside = row < width
-    real = real_rows(parent + req * parent_req, row, width) & live
-    state += tl.maximum(slot, 0) * state_slot + head * state_head
+    dk = tl.arange(0, BK)
+    in_k = (dk < DK) if DK < BK else tl.full([BK], 1, tl.int1)
     k += req * k_req + head // GROUP * k_head
     q += req * q_req + head // GROUP * q_head
+    key = tl.load(k + row[:, None] * k_row + dk[None, :], mask=inside[:, None] & in_k[None, :], other=0.0)
+    query = tl.load(q + row[:, None] * q_row + dk[None, :], mask=inside[:, None] & in_k[None, :], other=0.0)
+    sees = sees_of(seen + req * seen_req, row, row, inside, width)
+    raw = gate_input(a + req * a_req + head * a_head, a_row, dt_bias + head, row, inside)
+    beta = tl.load(b + req * b_req + head * b_head + row * b_row, mask=inside, other=0.0).to(tl.float32)
+    real = real_rows(parent + req * parent_req, row, width) & live
+    dv = tl.program_id(0) * SPAN + tl.arange(0, COLS)
+    in_v = (dv < DV) if DV % COLS else tl.full([COLS], 1, tl.int1)
+    state += tl.maximum(slot, 0) * state_slot + head * state_head
+    place = state + dv[:, None] * DK + dk[None, :]
+    coming = tl.load(place, mask=(in_v[:, None] & in_k[None, :]) & known, other=0.0)
 
-    from_state = tl.zeros([16, COLS], dtype=tl.float32)
-    o = tl.zeros([16, COLS], dtype=tl.float32)
-    overlap = tl.zeros([16, 16], dtype=tl.float32)
-    attend = tl.zeros([16, 16], dtype=tl.float32)
-    key_squares = tl.zeros([16, STEP], dtype=tl.float32)
-    query_squares = tl.zeros([16, STEP], dtype=tl.float32)
-    for start in range(0, DK, STEP):
-        dk = start + tl.arange(0, STEP)
-        in_k = (dk < DK) if DK % STEP else tl.full([STEP], 1, tl.int1)
-        s = tl.load(state + dv[:, None] * DK + dk[None, :], mask=(in_v[:, None] & in_k[None, :]) & known, other=0.0)
-        key = tl.load(k + row[:, None] * k_row + dk[None, :], mask=real[:, None] & in_k[None, :], other=0.0)
-        query = tl.load(q + row[:, None] * q_row + dk[None, :], mask=real[:, None] & in_k[None, :], other=0.0)
-        if PARTS == 0:
-            key = key.to(tl.float32)
-            query = query.to(tl.float32)
-        key_squares += key.to(tl.float32) * key.to(tl.float32)
-        query_squares += query.to(tl.float32) * query.to(tl.float32)
-        from_state, o = times_state(key, query, s, from_state, o, PARTS)
-        overlap = product(key, tl.trans(key), overlap)
-        attend = product(query, tl.trans(key), attend)
-
-    beta = tl.sigmoid(tl.load(b + req * b_req + head * b_head + row * b_row, mask=real, other=0.0).to(tl.float32))
-    g_hi, g_lo = gates(a + req * a_req + head * a_head, a_row, a_log + head, dt_bias + head, row, real)
-    sees = sees_of(seen + req * seen_req, row, row, real, width)
+    # What padding rows hold is put out here.
+    key = tl.where(real[:, None], key, 0.0)
+    query = tl.where(real[:, None], query, 0.0)
+    if PARTS == 0:
+        key = key.to(tl.float32)
+        query = query.to(tl.float32)
+    sees = sees & real[:, None]
+    beta = tl.where(real, tl.sigmoid(beta), 0.0)
+    g_hi, g_lo = gates(raw, a_log + head, real)
     c_hi = tl.sum(tl.where(sees, g_hi[None, :], 0.0), 1)
     c_lo = tl.sum(tl.where(sees, g_lo[None, :], 0.0), 1)
-    row_norm = inverse_norm(key_squares)
-    query_norm = inverse_norm(query_squares)
+    row_norm = inverse_norm(key.to(tl.float32) * key.to(tl.float32))
+    query_scale = scale * inverse_norm(query.to(tl.float32) * query.to(tl.float32))
     from_root = tl.exp(c_hi + c_lo)
     decay = decays(sees, c_hi, c_lo, c_hi, c_lo) * row_norm[None, :]
+    nothing = tl.zeros([16, 16], dtype=tl.float32)
+    overlap = product(key, tl.trans(key), nothing)
     coupling = tl.where(row[None, :] < row[:, None], overlap * decay * (beta * row_norm)[:, None], 0.0)
-    inverse = unit_inverse(coupling, INVERSE)
+    inverse = unit_inverse(coupling)
+    attend = product(query, tl.trans(key), nothing) * decay * query_scale[:, None]
+    key_scale = from_root * row_norm
+    query_scale *= from_root
 
-    value_at = v + req * v_req + head * v_head + row[:, None] * v_row + dv[None, :]
-    value = tl.load(value_at, mask=real[:, None] & in_v[None, :], other=0.0).to(tl.float32)
-    rest = beta[:, None] * (value - (from_root * row_norm)[:, None] * from_state)
-    u = tl.dot(inverse, rest, input_precision=WINDOW)
-    attend = attend * decay * query_norm[:, None]
-    o = scale * ((from_root * query_norm)[:, None] * o + tl.dot(attend, u, input_precision=WINDOW))
-    at = ((req * width + row) * heads + head)[:, None] * DV + dv[None, :]
-    tl.store(out + at, o.to(out.dtype.element_ty), mask=inside[:, None] & in_v[None, :])
-    tl.store(u_out + at, u, mask=inside[:, None] & in_v[None, :])
     if tl.program_id(0) == 0:
-        _store_factors(c_out, k_out, k, k_row, req, row, real, head, width, heads, c_hi, c_lo, row_norm, GROUP, DK, BK)
+        tl.store(c_out + (req * width + row) * heads + head, c_hi.to(tl.float64) + c_lo.to(tl.float64), mask=inside)
+        if head % GROUP == 0:
+            at = ((req * width + row) * (heads // GROUP) + head // GROUP)[:, None] * DK + dk[None, :]
+            tl.store(k_out + at, key.to(tl.float32) * row_norm[:, None], mask=inside[:, None] & in_k[None, :])
+
+    v += req * v_req + head * v_head + row[:, None] * v_row
+    at = ((req * width + row) * heads + head)[:, None] * DV
+    for start in range(0, SPAN, COLS):
+        s = coming
+        there = dv + start
+        in_v = (there < DV) if DV % COLS else tl.full([COLS], 1, tl.int1)
+        use = real[:, None] & in_v[None, :]
+        value = tl.load(v + there[None, :], mask=use, other=0.0).to(tl.float32)
+        place += COLS * DK
+        more = known & (start + COLS < SPAN)
+        next_v = (there + COLS < DV) if DV % SPAN else tl.full([COLS], 1, tl.int1)
+        coming = tl.load(place, mask=(next_v[:, None] & in_k[None, :]) & more, other=0.0)
+        from_state = tl.zeros([16, COLS], dtype=tl.float32)
+        o = tl.zeros([16, COLS], dtype=tl.float32)
+        from_state, o = times_state(key, query, s, from_state, o, PARTS)
+        rest = beta[:, None] * (value - key_scale[:, None] * from_state)
+        u = tl.dot(inverse, rest, input_precision=WINDOW)
+        o = query_scale[:, None] * o + tl.dot(attend, u, input_precision=WINDOW)
+        use = inside[:, None] & in_v[None, :]
+        tl.store(out + at + there[None, :], o.to(out.dtype.element_ty), mask=use)
+        tl.store(u_out + at + there[None, :], u, mask=use)
 
 
 @triton.jit(do_not_specialize=_ANY_WIDTH)
@@ -123,7 +143,7 @@ def prepare_kernel(
     scale, width, heads,
     q_req, q_row, q_head, k_req, k_row, k_head, a_req, a_row, a_head, b_req, b_row, b_head, parent_req, seen_req,
     GROUP: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, STEP: tl.constexpr, BLOCKS: tl.constexpr,
-    EXACT: tl.constexpr, INVERSE: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """One program per (block of 16 rows, value head, request). EXACT: q and k are not bf16, products in fp32."""
     BW: tl.constexpr = 16 * BLOCKS
@@ -164,7 +184,8 @@ def prepare_kernel(
         attend = product(query, tl.trans(keys), attend)
 
     beta = tl.sigmoid(tl.load(b + req * b_req + head * b_head + row * b_row, mask=real, other=0.0).to(tl.float32))
-    g_hi, g_lo = gates(a + req * a_req + head * a_head, a_row, a_log + head, dt_bias + head, col, col_real)
+    raw = gate_input(a + req * a_req + head * a_head, a_row, dt_bias + head, col, col_real)
+    g_hi, g_lo = gates(raw, a_log + head, col_real)
     block_of = tl.arange(0, BLOCKS)
     c_hi = tl.zeros([16], dtype=tl.float32)
     c_lo = tl.zeros([16], dtype=tl.float32)
@@ -186,7 +207,7 @@ def prepare_kernel(
     attend = attend * decay * query_scale[:, None]
     coupling = tl.where(col[None, :] < row[:, None], overlap * decay * (beta * row_norm)[:, None], 0.0)
     own = tl.where(block_of[None, :, None] == mine, coupling.reshape(16, BLOCKS, 16), 0.0)
-    inverse = unit_inverse(tl.sum(own, 1), INVERSE)
+    inverse = unit_inverse(tl.sum(own, 1))
     from_root = tl.exp(c_hi + c_lo)
 
     line = scratch + ((req * heads + head) * width + row) * PITCH

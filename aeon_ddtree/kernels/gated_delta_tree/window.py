@@ -43,8 +43,16 @@ def log_decay(x, rate):
 
 @triton.jit
 def inverse_norm(squares):
-    """1 / sqrt(sum of squares + eps) of each row."""
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(squares, 1) + _EPS))
+    """1 / sqrt(sum of squares + eps) of each row, right to the last bit but for rare ties.
+
+    It scales a whole key, so its error goes into every product with that key. One Newton step from an estimate r, its
+    residual 1 − x r² formed without rounding x r.
+    """
+    x = tl.sum(squares, 1) + _EPS
+    r = tl.rsqrt(x)
+    p = x * r
+    residual = tl.fma(-p, r, 1.0) - tl.fma(x, r, -p) * r
+    return tl.fma(0.5 * r, residual, r)
 
 
 @triton.jit
@@ -55,9 +63,13 @@ def real_rows(parent, row, width):
 
 
 @triton.jit
-def gates(a, a_row, a_log, dt_bias, row, real):
-    """Log decays of rows as g_hi + g_lo, zero in padding; any 128 of the g_hi add exactly."""
-    x = tl.load(a + row * a_row, mask=real, other=0.0).to(tl.float32) + tl.load(dt_bias).to(tl.float32)
+def gate_input(a, a_row, dt_bias, row, mask):
+    return tl.load(a + row * a_row, mask=mask, other=0.0).to(tl.float32) + tl.load(dt_bias).to(tl.float32)
+
+
+@triton.jit
+def gates(x, a_log, real):
+    """Log decays of rows as g_hi + g_lo, zero in padding; any 128 of the g_hi add exactly. x as from `gate_input`."""
     g = tl.where(real, log_decay(x, tl.exp(tl.load(a_log).to(tl.float32))), 0.0)
     # Adding and taking away 384 · 2^floor(log2 max) rounds to that grid.
     power = (tl.max(tl.abs(g), 0).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True) * 384.0
@@ -81,16 +93,16 @@ def decays(sees, c_hi, c_lo, c_hi_all, c_lo_all):
 
 
 @triton.jit
-def _join(t, a, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+def _join(t, a, SIZE: tl.constexpr):
     """Inverse of diagonal blocks of 2 · SIZE rows from that of blocks of SIZE rows."""
     i = tl.arange(0, 16)[:, None] // SIZE
     j = tl.arange(0, 16)[None, :] // SIZE
     coupling = tl.where((i == j + 1) & (j % 2 == 0), a, 0.0)
-    return t - tl.dot(tl.dot(t, coupling, input_precision=PRECISION), t, input_precision=PRECISION)
+    return t - tl.dot(tl.dot(t, coupling, input_precision="ieee"), t, input_precision="ieee")
 
 
 @triton.jit
-def unit_inverse(a, PRECISION: tl.constexpr):
+def unit_inverse(a):
     """(I + a)^-1 of a strictly lower triangular 16×16 block, by block recursion.
 
     T <- T − T M_s T for s = 1, 2, 4, 8, M_s the part of a that couples neighbours of size s. No power of a is formed:
@@ -99,9 +111,20 @@ def unit_inverse(a, PRECISION: tl.constexpr):
     i = tl.arange(0, 16)[:, None]
     j = tl.arange(0, 16)[None, :]
     t = tl.where(i == j, 1.0, tl.where((i == j + 1) & (j % 2 == 0), -a, 0.0))
-    t = _join(t, a, 2, PRECISION)
-    t = _join(t, a, 4, PRECISION)
-    return _join(t, a, 8, PRECISION)
+    t = _join(t, a, 2)
+    t = _join(t, a, 4)
+    return _join(t, a, 8)
+
+
+@triton.jit
+def _cut(x):
+    """The upper half of an fp32 number as bf16, and what it leaves, exactly: three cuts take all 24 bits.
+
+    Cutting is a mask and a byte permutation; rounding to bf16 would be a conversion, at a quarter of their rate.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    half = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return half, x - (bits & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -111,12 +134,12 @@ def times_state(keys, queries, s, key_sum, query_sum, PARTS: tl.constexpr):
     PARTS 3: an fp32 state in three bf16 parts, the smallest first; 1: a bf16 state; 0: keys and queries are fp32.
     """
     if PARTS == 3:
-        hi = s.to(tl.bfloat16)
-        rest = s - hi.to(tl.float32)
-        mid = rest.to(tl.bfloat16)
-        lo = tl.trans((rest - mid.to(tl.float32)).to(tl.bfloat16))
+        hi, rest = _cut(s)
+        mid, rest = _cut(rest)
+        lo, rest = _cut(rest)
         hi = tl.trans(hi)
         mid = tl.trans(mid)
+        lo = tl.trans(lo)
         key_sum = product(keys, hi, product(keys, mid, product(keys, lo, key_sum)))
         query_sum = product(queries, hi, product(queries, mid, product(queries, lo, query_sum)))
     else:
