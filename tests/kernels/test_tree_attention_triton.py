@@ -21,6 +21,7 @@ Config = triton.Config
 # fp32: scores of order 10, summed in another order; bf16: weights of 8 bits, truncated by Triton's interpreter, times
 # values of order 1.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -78,22 +79,60 @@ def test_block_sizes(device, block, dtype):
     "config",
     [
         Config(16, 16, least=1, per_sm=2),
-        Config(16, 16, least=1, fused=True),
         Config(32, 32, least=3, per_sm=3),
-        Config(16, 64, least=1, per_sm=3, fused=True),
-        Config(16, 16, least=1, tma=True),
+        Config(16, 64, least=1, per_sm=3),
         Config(16, 16, least=100),
     ],
     ids=repr,
 )
 def test_every_way_to_split(device, config, monkeypatch):
-    """One request over many programs, many requests in one program, parts merged by the last one or by a launch."""
+    """One request over many programs, many requests in one program, parts merged by a second launch."""
     monkeypatch.setattr(triton, "choose", lambda *arguments: config)
     parent = forest(9, seed=1, shapes=("random", "padded", "chain", "comb"))
     case = OnDevice(device, parent, [5, 160, 0, 37], block=24)
     first = case.check()
-    assert torch.equal(case.run(), first)  # counters are back at zero
+    assert torch.equal(case.run(), first)
     OnDevice(device, parent[:1], [200], block=24).check()
+
+
+@pytest.mark.skipif(not HOPPER, reason="hopper_kernel is compiled for sm_90 only; Triton's interpreter has no Gluon")
+@pytest.mark.parametrize(
+    ("width", "block", "dim", "value_dim", "config"),
+    [
+        (1, 64, 64, 64, Config(64, 64, hopper=True, least=1)),
+        (9, 864, 256, 256, Config(64, 64, hopper=True, least=1, pdl=True)),
+        (17, 864, 256, 256, Config(128, 64, hopper=True, pdl=True)),
+        (33, 96, 128, 128, Config(128, 64, hopper=True, least=1)),
+        (65, 864, 256, 256, Config(128, 64, hopper=True, least=1, pdl=True)),
+        (127, 80, 256, 64, Config(64, 64, hopper=True, pdl=True)),
+    ],
+    ids=str,
+)
+def test_hopper_kernel(device, width, block, dim, value_dim, config, monkeypatch):
+    """Tiles that end with a page, with the context and with the tree; NaN behind the last row; few and many parts."""
+    monkeypatch.setattr(triton, "choose", lambda *arguments: config)
+    sizes = {"heads": 6, "kv_heads": 1, "dim": dim, "value_dim": value_dim, "dtype": torch.bfloat16}
+    for processors in (1, 3, 50):
+        monkeypatch.setattr(triton, "_device", lambda index, processors=processors: (processors, 90))
+        case = OnDevice(device, forest(width, seed=width), [0, 63, 64, 900, 865, 127], block=block, **sizes)
+        # Scores of order 6, so that errors of the weights stay near those of narrow heads.
+        case.q *= (16 / dim) ** 0.5
+        assert torch.equal(case.check(), case.run())
+
+
+def test_hopper_kernel_is_for_caches_that_descriptors_address():
+    """16 bits, whole context, heads and blocks that fill a tile, dense 16-byte aligned rows; else the other kernel."""
+    q, cache = torch.zeros(1, 4, 6, 256).bfloat16(), torch.zeros(3, 2, 864, 2, 256).bfloat16()
+    k, v = cache[:, 0], cache[:, 1]
+    assert triton._described(q, k, v, None, None)
+    assert triton._described(q.half(), k.half(), v.half(), None, None)
+    refused = [
+        (q.float(), k.float(), v.float(), None, None), (q, k, v, (k, v), None), (q, k, v, None, 100),
+        (q[..., :80], k[..., :80], v, None, None), (q, k[:, :48], v[:, :48], None, None),
+        (q, k.transpose(2, 3).contiguous().transpose(2, 3), v, None, None),
+        (q, cache.flatten()[4 : 4 + 864 * 512].view(1, 864, 2, 256), v[:1], None, None),
+    ]  # fmt: skip
+    assert not any(triton._described(*arguments) for arguments in refused)
 
 
 @pytest.mark.parametrize(

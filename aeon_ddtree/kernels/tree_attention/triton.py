@@ -15,12 +15,13 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from aeon_ddtree.kernels.tree_attention.triton_attend import attend_kernel, merge_kernel, pack_kernel
+from aeon_ddtree.kernels.tree_attention.triton_attend import attend_kernel
+from aeon_ddtree.kernels.tree_attention.triton_parts import merge_kernel, pack_kernel
 from aeon_ddtree.kernels.tree_attention.triton_write import write_kernel
 
-_COUNTERS = 1 << 16  # requests · lanes that a fused merge can count
 _MERGED_ROWS = 4  # rows of a request that one program of the second launch merges
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -29,8 +30,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class Config:
     """Tile of packed query rows and of keys; per_sm programs a multiprocessor; at least `least` tiles a program.
 
-    fused: the last program to finish merges a request's parts; else a second launch does. tma: keys through tensor
-    descriptors (one page a tile). pdl: the second launch overlaps the end of the first.
+    hopper: `hopper_kernel`, for block_m 64 or 128 and block_n 64, where warps and stages follow from the tile.
+    pdl: the second launch, which merges, overlaps the end of the first.
     """
 
     block_m: int
@@ -39,8 +40,7 @@ class Config:
     stages: int = 2
     per_sm: int = 1
     least: int = 2
-    fused: bool = False
-    tma: bool = False
+    hopper: bool = False
     pdl: bool = False
 
 
@@ -69,14 +69,8 @@ def _device(index: int | None) -> tuple[int, int]:
     return properties.multi_processor_count, properties.major * 10 + properties.minor
 
 
-@lru_cache(maxsize=8)
-def _arrived(device: torch.device) -> Tensor:
-    """Counters of the fused merge, zero between launches; one stream at a time uses them."""
-    return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
-
-
-def choose(rows: int, dim: int, dtype: torch.dtype, capability: int) -> Config:
-    """The measured choice for `rows` packed query rows per KV head and heads of `dim`."""
+def choose(rows: int, dim: int, dtype: torch.dtype, capability: int, described: bool) -> Config:
+    """The measured choice for `rows` packed query rows per KV head and heads of `dim`; `described` as `_described`."""
     if dtype == torch.float32:
         return Config(32, 32, warps=4, stages=1)
     if capability == 90:
@@ -109,64 +103,87 @@ def attention(
     pages, block_size, kv_heads, value_dim = v_cache.shape
     group = heads // kv_heads
     processors, capability = _device(q.device.index if q.is_cuda else None)
-    config = config or choose(width * group, max(dim, value_dim), q.dtype, capability)
+    config = config or choose(
+        width * group, max(dim, value_dim), q.dtype, capability, _described(q, k_cache, v_cache, own_kv, window)
+    )
     block_d, block_dv = (max(16, triton.next_power_of_2(x)) for x in (dim, value_dim))
-    tma = config.tma and window is None and (dim, value_dim) == (block_d, block_dv) and _described(k_cache, v_cache)
     m_tiles = triton.cdiv(width * group, config.block_m)
     lanes = kv_heads * m_tiles
     splits = max(1, processors * config.per_sm // lanes)
     # More programs than tiles would find nothing to do.
-    splits = min(splits, requests * (triton.cdiv(block_table.shape[1] * block_size, config.block_n) + 2))
-    fused = config.fused and splits > 1 and requests * lanes <= _COUNTERS
+    table_len = block_table.shape[1]
+    splits = min(splits, requests * (triton.cdiv(table_len * block_size, config.block_n) + 2))
     out = torch.empty(requests, width, heads, value_dim, dtype=q.dtype, device=q.device)
-    part = stat = arrived = out
+    part = stat = out
     if splits > 1:
         part = torch.empty(lanes * 2 * splits * config.block_m * block_dv, dtype=torch.float32, device=q.device)
         stat = torch.empty(lanes * 2 * splits * 2 * config.block_m, dtype=torch.float32, device=q.device)
-        arrived = _arrived(q.device) if fused else out
-    own_k, own_v = own_kv if own_kv is not None else (k_cache, v_cache)
-    own_strides = (*own_k.stride(), *own_v.stride()) if own_kv is not None else (0,) * 8
     shape: dict[str, Any] = {
-        "GROUP": group, "DV": value_dim, "BLOCK_SIZE": block_size, "WINDOW": window or 0, "OWN": own_kv is not None,
-        "TMA": tma, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_DV": block_dv,
-        "R_BLOCK": max(16, triton.next_power_of_2(requests)),
+        "GROUP": group, "DV": value_dim, "BLOCK_SIZE": block_size, "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n, "R_BLOCK": max(16, triton.next_power_of_2(requests)),
     }  # fmt: skip
-    table_len = block_table.shape[1]
-    attend_kernel[(lanes, splits)](
-        q, k_cache, v_cache, _descriptor(k_cache, config.block_n) if tma else None,
-        _descriptor(v_cache, config.block_n) if tma else None, block_table, context_len, bits, num_rows,
-        depth if depth is not None and window is not None else context_len, own_k, own_v, out, part, stat, arrived,
-        requests, width, heads, pages, table_len, splits, m_tiles, config.least, scale * math.log2(math.e),
-        *q.stride(), *k_cache.stride(), *v_cache.stride(), block_table.stride(0), bits.stride(0), bits.stride(1),
-        *(depth.stride() if depth is not None else (0, 0)), *own_strides,
-        D=dim, BLOCK_D=block_d, FUSED=fused, PDL=config.pdl, ROWS=16,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **shape,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    if splits > 1 and not fused:
+    log2_scale = scale * math.log2(math.e)
+    if config.hopper:
+        stages = 2 if config.block_m == 128 else 3
+        from aeon_ddtree.kernels.tree_attention.hopper import hopper_kernel
+
+        hopper_kernel[(lanes, splits)](
+            q, _descriptor(k_cache, config.block_n), _descriptor(v_cache, config.block_n), block_table, context_len,
+            bits, num_rows, out, part, stat, requests, width, heads, pages, table_len, splits, m_tiles, config.least,
+            bits.shape[2], log2_scale, *q.stride()[:3], block_table.stride(0), bits.stride(0), bits.stride(1),
+            D=dim, K_STAGES=3, V_STAGES=stages, PDL=config.pdl, **shape, num_warps=4,
+        )  # fmt: skip
+    else:
+        own_k, own_v = own_kv if own_kv is not None else (k_cache, v_cache)
+        own_strides = (*own_k.stride(), *own_v.stride()) if own_kv is not None else (0,) * 8
+        attend_kernel[(lanes, splits)](
+            q, k_cache, v_cache, block_table, context_len, bits, num_rows,
+            depth if depth is not None and window is not None else context_len, own_k, own_v, out, part, stat,
+            requests, width, heads, pages, table_len, splits, m_tiles, config.least, log2_scale,
+            *q.stride(), *k_cache.stride(), *v_cache.stride(), block_table.stride(0), bits.stride(0), bits.stride(1),
+            *(depth.stride() if depth is not None else (0, 0)), *own_strides,
+            D=dim, BLOCK_D=block_d, BLOCK_DV=block_dv, WINDOW=window or 0, OWN=own_kv is not None, PDL=config.pdl,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **shape,
+            num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
+    if splits > 1:
         grid = (lanes, requests, triton.cdiv(min(config.block_m, width * group), _MERGED_ROWS))
         merge_kernel[grid](
             context_len, num_rows, out, part, stat, requests, width, heads, table_len, splits, m_tiles, config.least,
-            ROWS=_MERGED_ROWS, PDL=config.pdl, **shape, num_warps=4, **({"launch_pdl": True} if config.pdl else {}),
+            BLOCK_DV=block_dv, WINDOW=window or 0, BY_PAGE=config.hopper, ROWS=_MERGED_ROWS, PDL=config.pdl, **shape,
+            num_warps=4, **({"launch_pdl": True} if config.pdl else {}),
         )  # fmt: skip
     return out
 
 
-def _described(*caches: Tensor) -> bool:
-    """Whether tensor descriptors can address these caches: 16-byte strides and base, dense heads."""
-    return all(
-        x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
-        for x in caches
+def _described(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, own_kv: tuple[Tensor, Tensor] | None, window: int | None
+) -> bool:
+    """Whether `hopper_kernel` takes these: 16-bit, the whole context, heads of 64, 128 or 256, blocks that fill a tile,
+    and caches that tensor descriptors can address (16-byte strides and base, dense heads)."""
+    return (
+        own_kv is None
+        and window is None
+        and q.element_size() == 2
+        and q.stride(3) == 1
+        and q.shape[3] in (64, 128, 256)
+        and v_cache.shape[3] in (64, 128, 256)
+        and k_cache.shape[1] >= 64
+        and all(
+            x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
+            for x in (k_cache, v_cache)
+        )
     )
 
 
 def _descriptor(cache: Tensor, block_n: int) -> TensorDescriptor:
-    """[N, Hkv, block, D] in tiles of block_n places of one page and head."""
+    """[N, Hkv, block, D] in tiles of block_n places of one page and head; places past a page's end read as 0."""
     pages, block, kv_heads, dim = cache.shape
     page_stride, place_stride, head_stride, _ = cache.stride()
     return TensorDescriptor(
-        cache, [pages, kv_heads, block, dim], [page_stride, head_stride, place_stride, 1], [1, 1, block_n, dim]
-    )
+        cache, [pages, kv_heads, block, dim], [page_stride, head_stride, place_stride, 1], [1, 1, block_n, dim],
+        NVMMASharedLayout(128, 16, rank=4),
+    )  # fmt: skip
 
 
 def write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
