@@ -7,6 +7,7 @@ from kernel_cases import WIDTHS, forest, poison_int
 from poison import poisoned
 from test_tree_attention import Paged
 
+from aeon_ddtree.kernels import dispatch
 from aeon_ddtree.kernels.ancestors import ancestor_mask, depth_of
 from aeon_ddtree.kernels.tree_attention import (
     pack_visible,
@@ -29,6 +30,9 @@ def few_processors(monkeypatch):
     """The same number of programs everywhere, few enough for the interpreter, many enough to split requests."""
     monkeypatch.setattr(triton, "_device", lambda index: (4, 0))
     monkeypatch.setattr(triton, "_MERGED_ROWS", 16)
+    if not torch.cuda.is_available():  # the interpreter's time goes by tiles, hardly by their size
+        choose = triton.choose
+        monkeypatch.setattr(triton, "choose", lambda rows, *rest: Config(64, 64) if rows > 32 else choose(rows, *rest))
 
 
 class OnDevice(Paged):
@@ -36,12 +40,17 @@ class OnDevice(Paged):
 
     def __init__(self, device, *arguments, **options):
         small = {"dtype": torch.float32, "heads": 2, "kv_heads": 1, "dim": 16}
+        dispatch.interpret_on_cpu(False)  # filling a cache is not what is tested
         super().__init__(*arguments, **small | options)
+        dispatch.interpret_on_cpu(device == "cpu")
         self.device = device
 
     def run(self, visible=None, window=None, own_kv=None):
         tensors = [self.q, self.k_cache, self.v_cache, self.table, self.context]
-        tensors += [ancestor_mask(self.parent) if visible is None else visible, self.used]
+        if visible is None:  # wide ones packed beforehand: `pack_visible` has its own test
+            visible = ancestor_mask(self.parent)
+            visible = reference.pack(visible) if visible.shape[1] > 32 else visible
+        tensors += [visible, self.used]
         if own_kv is not None:
             own_kv = tuple(x.to(self.device) for x in own_kv)
         with poisoned():
@@ -196,7 +205,7 @@ def test_a_prompt_beside_a_plain_step(device):
     case = OnDevice(device, parent, [10, 200], block=16, heads=1, dim=8)
     visible = torch.eye(150, dtype=torch.bool).repeat(2, 1, 1)
     visible[0] = torch.ones(150, 150).tril().bool()
-    case.check(visible=visible)
+    case.check(visible=reference.pack(visible))
 
 
 def test_strided_caches(device):
@@ -210,10 +219,11 @@ def test_strided_caches(device):
     assert torch.equal(case.run(), truth)
 
 
-@pytest.mark.parametrize("width", [1, 31, 33, 64, 127, 150])
+@pytest.mark.parametrize("width", [1, 33, 64, 150])
 def test_masks_are_packed_once(device, width):
     """Both packers agree, unpacking inverts them, and the packed mask gives the very same bytes of attention."""
-    visible = torch.rand(2, width, width, generator=torch.Generator().manual_seed(width)) < 0.5
+    requests = 2 if width < 100 else 1
+    visible = torch.rand(requests, width, width, generator=torch.Generator().manual_seed(width)) < 0.5
     bits = pack_visible(visible.to(device))
     assert torch.equal(bits.cpu(), reference.pack(visible))
     assert torch.equal(unpack_visible(bits).cpu(), visible)
