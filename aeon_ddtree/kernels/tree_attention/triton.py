@@ -77,8 +77,9 @@ def choose(rows: int, dim: int, dtype: torch.dtype, capability: int, described: 
         if rows <= 64:
             return Config(64, 64, warps=4, stages=2)
         return Config(128, 64, warps=8, stages=2)
-    # 99 KiB of shared memory a program: the query tile takes up to 32 of them, each tile of keys or values 16.
-    return Config(64 if rows > 32 else 32, 32, warps=4, stages=2)
+    # 99 KiB of shared memory a program: the query tile takes up to 32 of them, each tile of keys or values 16. Four
+    # warps would spill.
+    return Config(64 if rows > 32 else 32, 32, warps=8, stages=2)
 
 
 def pack_visible(visible: Tensor) -> Tensor:
