@@ -36,13 +36,18 @@ class SmallConfig(NamedTuple):
 
 
 class WideConfig(NamedTuple):
-    """How wider windows are cut: columns of Dv per program, piece of Dk per turn, warps, pipeline stages, precision."""
+    """How wider windows are cut.
+
+    columns of Dv per program; piece of Dk per turn; warps; pipeline stages; precision of the products with u; warps of
+    the kernel that prepares a block.
+    """
 
     columns: int = 64
     step: int = 32
     warps: int = 4
     stages: int = 3
     window: str = "tf32x3"
+    solvers: int = 4
 
 
 class FoldConfig(NamedTuple):
@@ -111,7 +116,8 @@ def tree(
     prepare_kernel[(triton.cdiv(width, 16), heads, requests)](
         q, k, a, b, a_log, dt_bias, slots, parent, seen, factors.k, factors.c, scratch, scale, width, heads,
         *qs, *ks, *a_s, *bs, parent.stride(0), seen.stride(0),
-        GROUP=heads // key_heads, DK=k_dim, BK=padded, STEP=step, BLOCKS=blocks, EXACT=exact, num_warps=4,
+        GROUP=heads // key_heads, DK=k_dim, BK=padded, STEP=step, BLOCKS=blocks, EXACT=exact,
+        num_warps=wide.solvers,
     )  # fmt: skip
     apply_kernel[(triton.cdiv(v_dim, columns), heads, requests)](
         q, k, v, state, slots, has_state, parent, out, factors.u, scratch, width, heads,
