@@ -58,12 +58,16 @@ def test_variants_follow_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(after[0])["options"]["num_warps"] == 2
 
 
-def test_launchers_are_told_which_device() -> None:
-    mine = [c for c in plan.quick_cases() if c.kernel == "tree_attention"][:1]
-    seen = {(cap, w.variant.kernel, w.variant.description) for cap, sms in ((90, 132), (121, 48))
-            for w in variants.record(mine, cap, sms)}  # fmt: skip
-    attend = {cap: {d for c, k, d in seen if c == cap and k in ("attend_kernel", "hopper_kernel")} for cap in (90, 121)}
-    assert attend[90] and attend[121] and attend[90] != attend[121]
+@pytest.mark.parametrize("kernel", ["tree_attention", "gated_delta_tree"])
+def test_launchers_are_told_which_device(kernel: str) -> None:
+    """What they cut by it are constants of the kernel; options name the target in any case."""
+    mine = [c for c in plan.quick_cases() if c.kernel == kernel and c.batch == 1]
+
+    def cuts(capability: int, processors: int) -> set[str]:
+        found = [w.variant for w in variants.record(mine, capability, processors)]
+        return {f"{v.kernel} {json.loads(v.description)['constant_vals']}" for v in found}
+
+    assert cuts(90, 132) != cuts(121, 48)
 
 
 def test_errors_of_the_compiler_are_answers() -> None:

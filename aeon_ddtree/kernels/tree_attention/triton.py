@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from aeon_ddtree.kernels.dispatch import device_traits
 from aeon_ddtree.kernels.tree_attention.triton_attend import attend_kernel
 from aeon_ddtree.kernels.tree_attention.triton_parts import merge_kernel, pack_kernel
 from aeon_ddtree.kernels.tree_attention.triton_write import write_kernel
@@ -60,15 +60,6 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, own_kv: tuple[Tensor, Ten
     )
 
 
-@lru_cache(maxsize=8)
-def _device(index: int | None) -> tuple[int, int]:
-    """(multiprocessors, compute capability as 90, 121, …); the interpreter is given a few programs a lane."""
-    if index is None:
-        return 12, 0
-    properties = torch.cuda.get_device_properties(index)
-    return properties.multi_processor_count, properties.major * 10 + properties.minor
-
-
 def choose(rows: int, dim: int, dtype: torch.dtype, capability: int, described: bool) -> Config:
     """The measured choice for `rows` packed query rows per KV head and heads of `dim`; `described` as `_described`."""
     if dtype == torch.float32:
@@ -103,7 +94,7 @@ def attention(
     requests, width, heads, dim = q.shape
     pages, block_size, kv_heads, value_dim = v_cache.shape
     group = heads // kv_heads
-    processors, capability = _device(q.device.index if q.is_cuda else None)
+    processors, capability = device_traits(q)
     config = config or choose(
         width * group, max(dim, value_dim), q.dtype, capability, _described(q, k_cache, v_cache, own_kv, window)
     )
