@@ -28,7 +28,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 @pytest.fixture(autouse=True)
 def few_processors(monkeypatch):
     """The same number of programs everywhere, few enough for the interpreter, many enough to split requests."""
-    monkeypatch.setattr(triton, "_device", lambda index: (4, 0))
+    monkeypatch.setattr(triton, "device_traits", lambda tensor: (4, 0))
     monkeypatch.setattr(triton, "_MERGED_ROWS", 16)
     if not torch.cuda.is_available():  # the interpreter's time goes by tiles, hardly by their size
         choose = triton.choose
@@ -122,7 +122,7 @@ def test_hopper_kernel(device, width, block, dim, value_dim, config, monkeypatch
     monkeypatch.setattr(triton, "choose", lambda *arguments: config)
     sizes = {"heads": 6, "kv_heads": 1, "dim": dim, "value_dim": value_dim, "dtype": torch.bfloat16}
     for processors in (1, 3, 50):
-        monkeypatch.setattr(triton, "_device", lambda index, processors=processors: (processors, 90))
+        monkeypatch.setattr(triton, "device_traits", lambda tensor, processors=processors: (processors, 90))
         case = OnDevice(device, forest(width, seed=width), [0, 63, 64, 900, 865, 127], block=block, **sizes)
         # Scores of order 6, so that errors of the weights stay near those of narrow heads.
         case.q *= (16 / dim) ** 0.5
