@@ -37,14 +37,15 @@ def find_recipe(name_or_path: str) -> Path:
     if name_or_path in names:
         return recipes_folder() / f"{name_or_path}.yaml"
     path = Path(name_or_path).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):  # false, where pathlib raises, behind a folder that this user may not enter
         return path
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = sorted(file.name for file in path.glob("*.y*ml"))
         found = f"; it holds {', '.join(inside[:5])}" if inside else ""
         raise Refusal(f"recipe {name_or_path}: is a folder, expected a YAML file{found}; give the file itself")
     if path.suffix in (".yaml", ".yml") or "/" in name_or_path:
-        raise Refusal(f"recipe {name_or_path}: no such file; give a file that exists, or one of: {', '.join(names)}")
+        got = f"recipe {name_or_path}: no such file that user {os.getuid()} can reach"
+        raise Refusal(f"{got}; give a file that exists, or one of: {', '.join(names)}")
     raise Refusal(
         f"unknown recipe {name_or_path}{nearest(name_or_path, names)}; give a YAML file or one of: {', '.join(names)}"
     )
@@ -60,7 +61,7 @@ def find_report(reference: str, recipe_file: Path) -> Path | None:
         candidate = data_folder("results", "bench/results") / Path(reference).name
     else:
         candidate = recipe_file.resolve().parent / reference
-    return candidate if candidate.is_file() else None
+    return candidate if os.path.isfile(candidate) else None
 
 
 def locate_model(reference: str, field: str) -> Path | str:
@@ -73,7 +74,7 @@ def locate_model(reference: str, field: str) -> Path | str:
             raise Refusal(str(Failure(field, "", reference, "package:NAME/FOLDER of an installed package", cure)))
         return Path(next(iter(spec.submodule_search_locations))) / inside
     path = Path(reference).expanduser()
-    if not path.exists() and HUB_ID.fullmatch(reference):
+    if not os.path.exists(path) and HUB_ID.fullmatch(reference):
         return reference
     return path.absolute()
 
@@ -81,28 +82,9 @@ def locate_model(reference: str, field: str) -> Path | str:
 def split_revision(reference: str) -> tuple[str, str | None]:
     """`org/name@revision` -> (org/name, revision); anything else stays whole, with None."""
     name, at, revision = reference.partition("@")
-    if at and revision and HUB_ID.fullmatch(name) and not Path(reference).expanduser().exists():
+    if at and revision and HUB_ID.fullmatch(name) and not os.path.exists(Path(reference).expanduser()):
         return name, revision
     return reference, None
-
-
-def hub_folder() -> Path:
-    """The hub's cache, by the variables of huggingface_hub, whose import takes longer than all the rest."""
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
-    )
-    return Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub"))
-
-
-def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
-    """The folder of a hub id's revision (default: main) in the cache, or None when it was never downloaded."""
-    folder = hub_folder() / ("models--" + hub_id.replace("/", "--"))
-    try:
-        commit = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
-    except OSError:
-        commit = revision or ""
-    snapshot = folder / "snapshots" / commit
-    return snapshot if commit and snapshot.is_dir() else None
 
 
 def drafter_horizon(drafter: Path | str, revision: "Value | None" = None) -> int | None:
@@ -110,6 +92,6 @@ def drafter_horizon(drafter: Path | str, revision: "Value | None" = None) -> int
     from . import preflight
 
     if isinstance(drafter, str):
-        snapshot = cached_snapshot(drafter, None if revision is None else revision.value)
-        return None if snapshot is None else preflight.drafter_horizon(snapshot)
+        snapshot = preflight.cached_snapshot(drafter, None if revision is None else revision.value)
+        return preflight.drafter_horizon(snapshot)
     return preflight.drafter_horizon(drafter)

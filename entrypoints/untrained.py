@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import references
+from . import preflight
 from .failure import Refusal
 
 PREFIX = "untrained:"
@@ -42,7 +42,7 @@ def _target_config(target: Path | str, revision: str | None) -> dict[str, Any]:
     """The target's configuration; of a hub id from the cache, or fetched. Raises Refusal."""
     file: Path | None = target / "config.json" if isinstance(target, Path) else None
     if isinstance(target, str):
-        snapshot = references.cached_snapshot(target, revision)
+        snapshot = preflight.cached_snapshot(target, revision)
         file = None if snapshot is None else snapshot / "config.json"
         if file is None or not file.is_file():
             from huggingface_hub import hf_hub_download

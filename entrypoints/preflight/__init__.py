@@ -6,7 +6,8 @@ from .drafter import block_size, drafter_fits, drafter_horizon
 from .finding import Finding, Skipped
 from .gpus import Gpu
 from .host import port_free
-from .machine import Machine
+from .hub import cached_snapshot
+from .machine import BUILD_FACTS, Machine
 from .models import model_folder, read_json, text_config
 from .options import UNSAFE_VARIABLE, chain_length, prefix_caching, unsafe_mode
 from .quantisation import quantised_as
@@ -14,6 +15,7 @@ from .situation import Situation
 from .window import sliding_window, window_patch
 
 __all__ = [
+    "BUILD_FACTS",
     "CHECKS",
     "UNSAFE_VARIABLE",
     "Finding",
@@ -24,6 +26,7 @@ __all__ = [
     "Skipped",
     "before_start",
     "block_size",
+    "cached_snapshot",
     "chain_length",
     "drafter_fits",
     "drafter_horizon",

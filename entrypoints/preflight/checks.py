@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -140,10 +141,14 @@ def run_check(check: Check, situation: Situation) -> Row:
             return Row(check.name, "skipped", str(why))
     except Refusal as refusal:
         return Row(check.name, "failed", str(refusal), findings)
+    except OSError as error:  # of a file or folder that this user may not look at, above all
+        got = f"{error.filename or check.name}: {error.strerror or error}"
+        said = f"{got}, expected something that user {os.getuid()} can read; correct its permissions"
+        return Row(check.name, "failed", said, findings)
     failed = any(not finding.warning for finding in findings)
     try:
         detail = check.says(situation)
-    except (Skipped, Refusal):
+    except (Skipped, Refusal, OSError):
         detail = ""  # what is wrong has been found; there is nothing more to say
     return Row(check.name, "failed" if failed else "warning" if findings else "ok", detail, findings)
 

@@ -4,6 +4,7 @@
 Source: the DFlash reference; a layer id i names the hidden state after layer i, counted from 0.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ def block_size(draft_config: Mapping[str, Any]) -> int | None:
 
 def drafter_horizon(drafter: Path | str | None) -> int | None:
     """Positions the drafter predicts: its block less the bonus. None while its configuration cannot be read."""
-    if not isinstance(drafter, Path) or not (drafter / "config.json").is_file():
+    if not isinstance(drafter, Path) or not os.path.isfile(drafter / "config.json"):
         return None
     try:
         block = block_size(read_json(drafter / "config.json"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models named by a Hugging Face id: where the cache lies, and whether it has them. huggingface_hub is not imported."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -30,16 +31,16 @@ def hub_cache(machine: Machine) -> Path:
     return (Path(cache).expanduser() if cache else home / ".cache") / "huggingface" / "hub"
 
 
-def cached_snapshot(repository: str, revision: str | None, machine: Machine) -> Path | None:
-    """Folder of the cached snapshot of `revision` (a commit, branch or tag; None for main)."""
-    root = hub_cache(machine) / f"models--{repository.replace('/', '--')}"
+def cached_snapshot(repository: str, revision: str | None, machine: Machine | None = None) -> Path | None:
+    """Folder of the cached snapshot of `revision` (a commit, branch or tag; None for main), or None."""
+    root = hub_cache(machine or Machine()) / f"models--{repository.replace('/', '--')}"
     wanted = revision or "main"
     try:
         wanted = (root / "refs" / wanted).read_text(encoding="utf-8").strip()
     except OSError:
         pass  # a commit's own name
     folder = root / "snapshots" / wanted
-    return folder if (folder / "config.json").exists() or (folder / "config.json").is_symlink() else None
+    return folder if os.path.lexists(folder / "config.json") else None
 
 
 def on_hub(reference: Path | str, revision: str | None, field: str, origin: str, machine: Machine) -> Iterator[Finding]:

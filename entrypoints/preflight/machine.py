@@ -176,7 +176,7 @@ def _text(file: Path) -> str:
 
 
 def _existing(folder: Path) -> Path:
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
 

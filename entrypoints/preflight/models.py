@@ -26,10 +26,11 @@ def model_folder(folder: Path | str, field: str, origin: str) -> Iterator[Findin
     if isinstance(folder, str):
         return
     cure = f"mount or download the {field} there, or give another with --{field}"
-    if folder.is_symlink() and not folder.exists():
+    # os.path answers False, where pathlib raises, behind a folder that this user may not enter.
+    if os.path.islink(folder) and not os.path.exists(folder):
         yield from _link(folder, folder, field)
-    elif not folder.is_dir():
-        got = f"{folder}, which {'is a file' if folder.exists() else 'does not exist'}"
+    elif not os.path.isdir(folder):
+        got = f"{folder}, which {'is a file' if os.path.exists(folder) else _absence(folder)}"
         yield Finding(origin, field, got, "a folder with a model", cure, f"{field}.path")
     elif not os.access(folder, os.R_OK | os.X_OK):
         got = f"{folder}, which user {os.getuid()} cannot read"
@@ -39,6 +40,16 @@ def model_folder(folder: Path | str, field: str, origin: str) -> Iterator[Findin
         yield Finding(origin, field, got, "a folder with a model", cure, f"{field}.empty")
     else:
         yield from _files(folder, field, cure)
+
+
+def _absence(folder: Path) -> str:
+    try:
+        folder.stat()
+    except PermissionError:
+        return f"user {os.getuid()} cannot reach"
+    except OSError:
+        pass
+    return "does not exist"
 
 
 def _files(folder: Path, field: str, cure: str) -> Iterator[Finding]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -93,7 +94,7 @@ class Situation:
             raise Skipped("this mode has no drafter")
         if isinstance(place, str):
             raise Skipped(f"{place} is on the Hugging Face hub; `aeon-ddtree download` fetches it")
-        if not (place / "config.json").is_file():
+        if not os.path.isfile(place / "config.json"):
             raise Skipped(f"{place} has no config.json")
         return place
 
