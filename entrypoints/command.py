@@ -12,7 +12,7 @@ from typing import Any
 
 from . import preflight, tree_options, untrained
 from .failure import Failure, Refusal
-from .recipe import OWN_FLAGS
+from .recipe import OWN_FLAGS, owned_by
 from .resolve import Resolved
 from .settings import SERVER
 from .values import Value
@@ -40,7 +40,10 @@ SEVERAL_WORDS = {
     "--offload-params",
     "--served-model-name",
 }
-BUILD_ID_VARIABLE, BUILD_ID_FILE = "AEON_DDTREE_BUILD_ID_FILE", "/etc/aeon-ddtree/build-id"
+BUILD_ID_VARIABLE = "AEON_DDTREE_BUILD_ID_FILE"
+BUILD_ID_FILE = preflight.BUILD_FACTS.with_name("build-id")
+# What the watcher and monitoring ask for all the time.
+UNLOGGED = "/health,/metrics,/load"
 
 
 def option_object(resolved: Resolved) -> dict[str, Any]:
@@ -94,6 +97,7 @@ def _own_flags(resolved: Resolved) -> Iterator[tuple[str, Any]]:
     yield "--worker-cls", f"aeon_ddtree.engine.worker.{'CPUWorker' if resolved.device == 'cpu' else 'GPUWorker'}"
     if resolved.get("watch"):
         yield "--enable-server-load-tracking", True  # the watcher tells an idle server from a stalled one by it
+        yield "--disable-access-log-for-endpoints", UNLOGGED
     if resolved.drafter is not None:
         # dflash_ddtree is a name that recipes may use; what vLLM knows is dflash.
         speculation = {
@@ -115,20 +119,20 @@ def _name(argument: str) -> str:
 
 
 def _check_extra(extra: list[str]) -> Iterator[str]:
-    """Names of the flags that come last. Raises Refusal for those that would undo what was checked."""
+    """Names of the flags that come last. Raises Refusal for those that would undo what was checked, or be ignored."""
+    place = "arguments after -- (or of EXTRA_VLLM_ARGS)"
+    stray = "--" if "--" in extra else extra[0] if extra and not extra[0].startswith("-") else None
+    if stray is not None:  # the server would take what follows for a model's name, and ignore it
+        raise Refusal(f"{place}: {stray!r} is no flag, expected --FLAG [VALUE...]; remove it")
     checked = {flag: f"set {cure} instead" for flag, cure in OWN_FLAGS.items()}
     checked |= {name: f"give --{name} before the --" for name in ("host", "port")}
     checked |= {"config": "put its values into a recipe"}
     for argument in extra:
         name = _name(argument)
-        if name.startswith("--") and len(name) > 2:
-            # The server's parser takes any unambiguous beginning of a flag for the flag.
-            owned = next((flag for flag in checked if flag.startswith(name[2:])), None)
+        if name.startswith("--"):
+            owned = owned_by(name[2:], checked)
             if owned is not None:
-                raise Refusal(
-                    f"arguments after -- (or of EXTRA_VLLM_ARGS): {argument} is --{owned}, which was checked already; "
-                    f"{checked[owned]}"
-                )
+                raise Refusal(f"{place}: {argument} is --{owned}, which was checked already; {checked[owned]}")
             yield name
 
 
@@ -163,9 +167,16 @@ def build_env(resolved: Resolved, environ: Mapping[str, str]) -> dict[str, Value
     if plugins is not None and PLUGIN not in (names := [name for name in plugins.split(",") if name]):
         env["VLLM_PLUGINS"] = Value(",".join([*names, PLUGIN]), "environment VLLM_PLUGINS, with this plugin added")
     if METRICS_DIR not in environ and METRICS_DIR not in env:
-        folder = Path(tempfile.gettempdir(), f"aeon-ddtree-metrics-{os.getuid()}-{resolved.settings['port'].value}")
+        folder = Path(_temporary(), f"aeon-ddtree-metrics-{os.getuid()}-{resolved.settings['port'].value}")
         env[METRICS_DIR] = Value(str(folder), "default: the worker's metrics reach the server's /metrics through it")
     return env
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:  # nothing can be written to; a dry run may be for another machine, `start` refuses
+        return "/tmp"
 
 
 def check(resolved: Resolved, environ: Mapping[str, str], dry_run: bool) -> None:
@@ -200,7 +211,7 @@ def _make_drafter(resolved: Resolved, dry_run: bool) -> None:
     assert horizon is not None
     said = f"drafter untrained: its drafts are arbitrary and hardly any is accepted; it lies in {resolved.drafter}"
     resolved.notes.append(said + (", written at a start" if dry_run else ""))
-    absent = isinstance(target, Path) and not (target / "config.json").is_file()
+    absent = isinstance(target, Path) and not os.path.isfile(target / "config.json")
     if not dry_run and not absent:  # preflight says what an absent model needs
         revision = resolved.settings.get("model_revision")
         untrained.make(target, None if revision is None else revision.value, horizon)
@@ -240,7 +251,13 @@ def start(argv: list[str], env: Mapping[str, Value], resolved: Resolved) -> None
     folder = env[METRICS_DIR].value if METRICS_DIR in env else None
     if folder is not None:  # must exist and be empty: prometheus_client would add up an earlier server's counters
         shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder, mode=0o700)
+        try:
+            os.makedirs(folder, mode=0o700)
+        except OSError as error:
+            raise Refusal(
+                f"{folder}: the folder for metrics cannot be made ({error.strerror}); give a temporary folder that can "
+                "be written to (docker run --tmpfs /tmp), or set TMPDIR"
+            ) from None
     environ = {**os.environ, **{name: str(value.value) for name, value in env.items()}}
     if resolved.get("watch"):
         from . import watch

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipe schema, version 1: one YAML file per deployable setup. Unknown keys are refused with the nearest known one."""
 
+import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,8 +22,9 @@ OWN_FLAGS = {
     "additional-config": "modes.MODE.ddtree, or --budget and its like",
     "speculative-config": "drafter, and horizon or budget",
     "enable-prefix-caching": "prefix_caching",
-    "no-enable-prefix-caching": "prefix_caching",
 }
+FLAG = r"[a-z0-9]+([-_][a-z0-9]+)*(\.[A-Za-z0-9_-]+)*"  # "compilation-config.mode" is a part of one
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 def own_flags() -> dict[str, str]:
@@ -28,13 +32,35 @@ def own_flags() -> dict[str, str]:
     return OWN_FLAGS | {s.vllm_flag[2:]: f"defaults.{s.name}" for s in SERVER if s.vllm_flag and s.name != "model"}
 
 
+def owned_by(flag: str, owned: Iterable[str]) -> str | None:
+    """The one of `owned` that vLLM's parser takes `flag` for, both without dashes: it takes any unambiguous beginning
+    of a flag for the flag, `no-` turns one off, and what follows a dot is a part of its value."""
+    name = flag.split("=", 1)[0].split(".", 1)[0].replace("_", "-").removeprefix("no-")
+    return next((each for each in owned if each.startswith(name)), None) if name else None
+
+
 def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    own = own_flags()
-    for flag in flags:
+    own = own_flags() | {"config": "its values in the recipe"}
+    names: set[str] = set()
+    for flag, value in flags.items():
         if flag.startswith("-"):
             raise ValueError(f"{flag} begins with a dash; write {flag.lstrip('-')}")
-        if (dashed := flag.replace("_", "-")) in own:
-            raise ValueError(f"{flag} is written by the dispatcher; set {own[dashed]} instead")
+        if not re.fullmatch(FLAG, flag):
+            raise ValueError(f"{flag!r} is no flag of vLLM, expected small letters, digits and dashes")
+        if (owned := owned_by(flag, own)) is not None:
+            same = "" if owned == flag.replace("_", "-") else f" (as {owned})"
+            raise ValueError(f"{flag}{same} is written by the dispatcher; set {own[owned]} instead")
+        if flag.startswith(("no-", "no_")):
+            raise ValueError(f"{flag} is a flag turned off; write {flag[3:]}: false")
+        if (dashed := flag.replace("_", "-")) in names:
+            raise ValueError(f"{flag} is given with dashes and with underscores; remove one")
+        names.add(dashed)
+        if value is None:
+            raise ValueError(f"{flag} has no value; give one (true for a bare flag), or remove it")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{flag} cannot be passed on ({error}); use texts, numbers, lists and maps") from None
     return flags
 
 
@@ -52,7 +78,9 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
 def _check_env(env: dict[str, str]) -> dict[str, str]:
     """A recipe's variables are the server's: those that the dispatcher reads would come too late."""
     ours = {setting.variable: setting.name for setting in BY_NAME.values()}
-    for name in env:
+    for name, value in env.items():
+        if not re.fullmatch(VARIABLE, name) or "\0" in value:
+            raise ValueError(f"{name!r} is no variable that can be set; expected a name, and a value without NUL")
         if name in ours:
             raise ValueError(f"{name} is read before the recipe; set {ours[name]} in the recipe instead")
         if name.startswith(PREFIX) and (name not in OTHER_VARIABLES or name in RETIRED):
@@ -70,7 +98,8 @@ Environment = Annotated[dict[str, str], AfterValidator(_check_env)]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    # strict: `port: true` is not port 1.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class Defaults(Strict):
@@ -150,6 +179,12 @@ class Recipe(Strict):
     proving_ground: str | None = None
 
     @model_validator(mode="after")
+    def _offers_modes(self) -> "Recipe":
+        if not self.mode_names():
+            raise ValueError("modes names none, expected at least one; write `baseline: {}` for a mode without values")
+        return self
+
+    @model_validator(mode="after")
     def _profiles_exist(self) -> "Recipe":
         for name in self.mode_names():
             mode = self.mode(name)
@@ -194,21 +229,44 @@ def _one_line(file: Path, error: ValidationError) -> str:
         return f"{file}: unknown key {place}{nearest(key, _keys_at(location))}; correct or remove it{more}"
     if first["type"] == "missing":
         return f"{file}: {place} is missing; add it{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if not location:
-        return f"{file}: {message}; correct it{more}"
-    given = first["input"] if isinstance(first["input"], str | int | float | bool) else type(first["input"]).__name__
-    return f"{file}: {place} is {given!r}: {message}; correct it{more}"
+    message, given = first["msg"].removeprefix("Value error, "), first["input"]
+    cure = "" if ";" in message else "; correct it"
+    if isinstance(given, str | int | float | bool):
+        place = f"{place} is {given!r}"
+    return f"{file}: {place}{': ' if place else ''}{message}{cure}{more}"
+
+
+def _read(text: str) -> Any:
+    """What YAML makes of it. Raises YAMLError, also for a key that is there twice (YAML would take the last)."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        root = loader.get_single_node()
+        left, seen = [root], set()
+        while left:
+            node = left.pop()
+            if id(node) in seen:
+                continue  # an alias
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+                twice = next((key for key in keys if keys.count(key) > 1), None)
+                if twice is not None:
+                    raise yaml.YAMLError(f"the key {twice[1]} is there twice, line {node.start_mark.line + 1} ff.")
+                left += [value for _, value in node.value]
+            elif isinstance(node, yaml.SequenceNode):
+                left += node.value
+        return None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def load_recipe(file: Path) -> Recipe:
     """The recipe in `file`. Raises Refusal, one line, on anything that is not a valid recipe."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=loader)
+        content = _read(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise Refusal(f"{file}: cannot be read ({error.strerror}); give a readable file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise Refusal(f"{file}: not YAML: {' '.join(str(error).split())}; correct it") from None
     if not isinstance(content, dict):
         raise Refusal(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .recipe import Recipe, own_flags
+from .recipe import FLAG, VARIABLE, Recipe, own_flags
 from .settings import SERVER_BY_NAME, TREE, Setting
 from .variables import CHOICES, OTHER_VARIABLES
 
@@ -34,13 +34,14 @@ def _tree_option(setting: Setting) -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """What pydantic says of the models, and what their validators add to it."""
     made = Recipe.model_json_schema(by_alias=True)
-    refused = sorted(own_flags())
+    refused = sorted([*own_flags(), "config"])
     flags = {
         "type": "object",
+        "additionalProperties": {"not": {"type": "null"}},
         "description": "vLLM's flags, no dashes: maps and lists become JSON, true a bare flag, false its --no- form.",
         "propertyNames": {
-            "pattern": "^[^-]",
-            "not": {"enum": sorted({*refused, *(flag.replace("-", "_") for flag in refused)})},
+            "pattern": f"^{FLAG}$",
+            "not": {"pattern": f"^(no[-_].*|({'|'.join(flag.replace('-', '[-_]') for flag in refused)})([.].*)?)$"},
         },
     }
     options = {
@@ -50,8 +51,10 @@ def schema() -> dict[str, Any]:
         "additionalProperties": False,
     }
     made["properties"]["vllm"] = flags
+    made["$defs"]["Modes"]["minProperties"] = 1
     made["properties"]["env"]["propertyNames"] = {
-        "anyOf": [{"not": {"pattern": "^DDTREE_"}}, {"enum": sorted(OTHER_VARIABLES)}]
+        "pattern": f"^{VARIABLE}$",
+        "anyOf": [{"not": {"pattern": "^DDTREE_"}}, {"enum": sorted(OTHER_VARIABLES)}],
     }
     made["properties"]["env"]["properties"] = {name: {"enum": ["", *choices]} for name, choices in CHOICES.items()}
     for name, entry in made["$defs"]["Defaults"]["properties"].items():

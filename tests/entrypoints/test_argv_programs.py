@@ -3,11 +3,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from aeon_entrypoints import command, preflight
 from aeon_entrypoints.passthrough import NOT_YET
 
 
@@ -87,12 +90,38 @@ def test_what_is_said_at_the_start(pair, dispatch, monkeypatch, tmp_path):
     assert "build" not in dispatch("ddtree", "--recipe", pair.recipe_file()).err
 
 
+def test_the_build_id_is_where_the_images_have_it():
+    dockerfile = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-8")
+    folders = re.findall(r"build_id[.]py --flavour \S+ --out (\S+)", dockerfile)
+    assert len(folders) == 2 and {f"{folder}/build-id" for folder in folders} == {str(command.BUILD_ID_FILE)}
+    assert {f"{folder}/build.json" for folder in folders} == {str(preflight.BUILD_FACTS)}
+
+
 def test_the_watcher_is_told(pair, dispatch):
     arguments = ["ddtree", "--recipe", pair.recipe_file()]
     outcome = dispatch(*arguments, "--ready-timeout", "60", "--stall-after", "7", "--exit-on-stall")
     assert "--enable-server-load-tracking" in outcome.started
+    assert outcome.flag("--disable-access-log-for-endpoints") == "/health,/metrics,/load"
     told = outcome.watched
     assert (told["ready_timeout"], told["stall_after"], told["exit_on_stall"], told["name"]) == (60, 7, True, "pair")
     assert told["metrics_dir"] == outcome.environ["PROMETHEUS_MULTIPROC_DIR"]
     outcome = dispatch(*arguments, "--no-watch")
     assert outcome.watched is None and "--enable-server-load-tracking" not in outcome.started
+    assert "--disable-access-log-for-endpoints" not in outcome.started
+    outcome = dispatch(*arguments, "--", "--disable-access-log-for-endpoints=/ping")
+    assert [each for each in outcome.started if "access-log" in each] == ["--disable-access-log-for-endpoints=/ping"]
+
+
+def test_without_a_temporary_folder(pair, dispatch, monkeypatch, tmp_path):
+    """A read-only container: a dry run answers, a start says what it needs."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
+    outcome = dispatch("ddtree", "--recipe", pair.recipe_file())
+    assert outcome.code == 2 and outcome.started is None
+    assert "folder for metrics" in outcome.err and "--tmpfs /tmp" in outcome.err
+
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    assert dispatch("ddtree", "--recipe", pair.recipe_file(), "--dry-run").code == 0

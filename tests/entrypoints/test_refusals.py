@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input: one line that names the place and the cure, exit code 2, and nothing is started."""
 
+import os
 import shutil
 import socket
 
@@ -71,6 +72,44 @@ def test_unreadable_recipes(pair, dispatch):
     assert_refused(dispatch("ddtree", "--recipe", pair.root / "absent.yaml"), "absent.yaml", "no such file")
 
 
+@pytest.fixture
+def stranger():
+    """This process as a user who may enter no folder of mode 0700 that is root's, nor any of mode 0."""
+    if os.geteuid() != 0:
+        yield os.geteuid()
+        return
+    os.setresuid(12345, 12345, 0)
+    try:
+        yield 12345
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["start", "dry-run"])
+def test_paths_that_this_user_cannot_reach(pair, dispatch, dry, request):
+    file, locked = pair.recipe_file(), pair.root / "locked"
+    (locked / "target").mkdir(parents=True)
+    dispatch("ddtree", "--recipe", file)  # what is imported when needed lies behind such folders, too
+    for folder in (pair.root, pair.root.parent, pair.root.parent.parent):
+        folder.chmod(0o755)
+    locked.chmod(0)
+    request.addfinalizer(lambda: locked.chmod(0o755))
+    user = request.getfixturevalue("stranger")
+    outcome = dispatch("ddtree", "--recipe", locked / "r.yaml", *dry)
+    assert_refused(outcome, "r.yaml", f"no such file that user {user} can reach")
+    outcome = dispatch("baseline", "--recipe", file, "--model", locked / "target", *dry)
+    if dry:
+        assert outcome.code == 0 and f"user {user} cannot reach" in outcome.err
+    else:
+        assert_refused(outcome, "command line --model", f"user {user} cannot reach")
+
+
+def test_arguments_from_the_environment_that_are_no_flags(pair, dispatch, monkeypatch):
+    for words in ("other-model --seed 1", "-- --seed 1", "--seed 1 --"):
+        monkeypatch.setenv("EXTRA_VLLM_ARGS", words)
+        assert_refused(dispatch("ddtree", "--recipe", pair.recipe_file()), "EXTRA_VLLM_ARGS", "is no flag")
+
+
 COMMANDS = [
     (["ddtree", "--recipe", "proving-grond"], ["unknown recipe proving-grond", "did you mean proving-ground?"]),
     (["ddtre"], ["unknown command ddtre", "did you mean ddtree?", "no program"]),
@@ -117,6 +156,7 @@ OPTIONS = [
     (["--", "--no-enable-prefix-caching"], ["--no-enable-prefix-caching", "prefix_caching"]),
     (["--", "--config", "x.yaml"], ["--config", "recipe"]),
     (["--", "--port", "1"], ["--port", "before the --"]),
+    (["--", "--seed", "1", "--", "--max-num-seqs", "1"], ["'--' is no flag", "after --"]),
 ]
 
 
