@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a tree of rows over a paged KV cache, and writing into that cache.
 
-    out_i = softmax(scale · q_i K_i^T) V_i,   keys i = committed positions [0, context_len) + the rows visible to i
+out_i = softmax(scale · q_i K_i^T) V_i,   keys i = committed positions [0, context_len) + the rows visible to i
 """
 
 from __future__ import annotations
