@@ -12,7 +12,7 @@ variable "SOURCE_URL" { default = "" }
 # Empty: docker/max-jobs computes it from memory and cores.
 variable "MAX_JOBS" { default = "" }
 # PyTorch's index of CPU wheels; empty: torch as requirements/lock.txt has it, with its CUDA libraries, about 4 GB more.
-variable "TORCH_INDEX_URL" { default = "" } # index with torch's CPU wheels, for a small CPU image
+variable "TORCH_INDEX_URL" { default = "" }
 # The builder's own package configuration, as files; empty files count as none.
 variable "PIP_CONF" { default = "/dev/null" }
 variable "CA_CERTS" { default = "/dev/null" }
