@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton tree_attention against dense attention of each row along its own path in fp64; write_kv cell by cell."""
+"""The Triton tree_attention against dense attention of each row along its own path in fp64."""
 
 import pytest
 import torch
-from kernel_cases import WIDTHS, forest, poison_int
+from kernel_cases import WIDTHS, forest
 from poison import poisoned
 from test_tree_attention import Paged
 
@@ -15,10 +15,9 @@ from aeon_ddtree.kernels.tree_attention import (
     tree_attention,
     triton,
     unpack_visible,
-    write_kv,
 )
 
-Config = triton.Config
+Config, CHOOSE = triton.Config, triton.choose
 # fp32: scores of order 10, summed in another order; bf16: weights of 8 bits, truncated by Triton's interpreter, times
 # values of order 1.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -104,7 +103,7 @@ def test_every_way_to_split(device, config, monkeypatch):
     OnDevice(device, parent[:1], [200], block=24).check()
 
 
-@pytest.mark.skipif(not HOPPER, reason="hopper_kernel is compiled for sm_90 only; Triton's interpreter has no Gluon")
+@pytest.mark.skipif(not HOPPER, reason="hopper_kernel runs on sm_90 only; Triton's interpreter has no Gluon")
 @pytest.mark.parametrize(
     ("width", "block", "dim", "value_dim", "config"),
     [
@@ -121,27 +120,68 @@ def test_hopper_kernel(device, width, block, dim, value_dim, config, monkeypatch
     """Tiles that end with a page, with the context and with the tree; NaN behind the last row; few and many parts."""
     monkeypatch.setattr(triton, "choose", lambda *arguments: config)
     sizes = {"heads": 6, "kv_heads": 1, "dim": dim, "value_dim": value_dim, "dtype": torch.bfloat16}
-    for processors in (1, 3, 50):
+    case = OnDevice(device, forest(width, seed=width), [0, 63, 64, 900, 865, 127], block=block, **sizes)
+    # Scores of order 6, so that errors of the weights stay near those of narrow heads.
+    case.q *= (16 / dim) ** 0.5
+    first = None
+    for processors in (3, 1, 50):
         monkeypatch.setattr(triton, "device_traits", lambda tensor, processors=processors: (processors, 90))
-        case = OnDevice(device, forest(width, seed=width), [0, 63, 64, 900, 865, 127], block=block, **sizes)
-        # Scores of order 6, so that errors of the weights stay near those of narrow heads.
-        case.q *= (16 / dim) ** 0.5
-        assert torch.equal(case.check(), case.run())
+        got = case.check() if first is None else case.run()
+        assert torch.equal(got, case.run())
+        first = got if first is None else first
+        assert (got - first).abs().max() < TOLERANCE[torch.bfloat16]
 
 
-def test_hopper_kernel_is_for_caches_that_descriptors_address():
-    """16 bits, whole context, heads and blocks that fill a tile, dense 16-byte aligned rows; else the other kernel."""
-    q, cache = torch.zeros(1, 4, 6, 256).bfloat16(), torch.zeros(3, 2, 864, 2, 256).bfloat16()
-    k, v = cache[:, 0], cache[:, 1]
-    assert triton._described(q, k, v, None, None)
-    assert triton._described(q.half(), k.half(), v.half(), None, None)
-    refused = [
-        (q.float(), k.float(), v.float(), None, None), (q, k, v, (k, v), None), (q, k, v, None, 100),
-        (q[..., :80], k[..., :80], v, None, None), (q, k[:, :48], v[:, :48], None, None),
-        (q, k.transpose(2, 3).contiguous().transpose(2, 3), v, None, None),
-        (q, cache.flatten()[4 : 4 + 864 * 512].view(1, 864, 2, 256), v[:1], None, None),
-    ]  # fmt: skip
-    assert not any(triton._described(*arguments) for arguments in refused)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("width", [9, 17, 33, 65])
+@pytest.mark.parametrize("window", [None, 1000])
+def test_a_captured_graph_replays_the_very_bytes(device, width, window, monkeypatch):
+    """The device's own choice for the target's sizes, captured once, replayed with other contexts, trees and tables.
+
+    On sm_90 this is hopper_kernel without a window and attend_kernel with one; elsewhere attend_kernel.
+    """
+    monkeypatch.undo()  # the real number of multiprocessors
+    chosen = []
+    monkeypatch.setattr(triton, "choose", lambda *arguments: chosen.append(CHOOSE(*arguments)) or chosen[-1])
+    heads = {"heads": 24, "kv_heads": 4, "dim": 256, "value_dim": 256, "dtype": torch.bfloat16, "block": 864}
+    inputs = []
+    for seed, contexts in enumerate(([3000, 1727, 0], [63, 2000, 864])):
+        case = OnDevice(device, forest(width, seed=seed, shapes=("random", "padded", "chain")), contexts, **heads)
+        mask = ancestor_mask(case.parent)
+        inputs.append([case.q * 0.25, case.k_cache, case.v_cache, case.table, case.context, mask, case.used,
+                       depth_of(case.parent)])  # fmt: skip
+    # As large as the larger of both caches and tables.
+    shapes = [[max(sizes) for sizes in zip(*(x.shape for x in pair))] for pair in zip(*inputs)]
+    still = [torch.zeros(shape, dtype=x.dtype, device=device) for shape, x in zip(shapes, inputs[0])]
+    bits = torch.zeros_like(reference.pack(inputs[0][5])).to(device)
+    q, k_cache, v_cache, table, context, visible, used, depth = still
+
+    def fill(values):
+        for buffer, value in zip(still, values):
+            buffer[tuple(slice(size) for size in value.shape)] = value.to(device)
+        bits.copy_(reference.pack(visible))
+
+    def run():
+        options = {"scale": 0.4, "window": window, "depth": depth if window else None}
+        return tree_attention(q, k_cache, v_cache, table, context, bits, used, **options)
+
+    fill(inputs[0])
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for values in reversed(inputs):
+        fill(values)
+        out.fill_(torch.nan)
+        graph.replay()
+        replayed = out.clone()
+        assert torch.equal(replayed, run())
+        truth = reference.attention(
+            q.double(), k_cache, v_cache, table, context, visible, used, 0.4, window, depth, None
+        )  # fmt: skip
+        assert (replayed - truth).abs().max() < TOLERANCE[torch.bfloat16]
+    assert {config.hopper for config in chosen} == {HOPPER and window is None}
 
 
 @pytest.mark.parametrize(
@@ -246,21 +286,3 @@ def test_what_the_kernel_does_not_take_goes_to_the_reference(device, monkeypatch
     assert case.worst(case.run()) < 1e-2
     with pytest.raises(ValueError, match="own_kv"):
         case.run(own_kv=(case.own[0][:, :3], case.own[1]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_write_kv_touches_its_cells_only(device, dtype):
-    """Negative slots and slots beyond the cache are skipped; every other cell keeps its bytes; caches are strided."""
-    # Values that bf16 holds exactly: Triton's interpreter truncates where hardware rounds.
-    k, v = torch.randn(6, 2, 3).bfloat16().float(), torch.randn(6, 2, 4).bfloat16().float()
-    slots = torch.tensor([9, -1, 0, 14, -7, 16])
-    store = poison_int((4, 2, 4, 7), dtype).to(device)
-    k_cache, v_cache = store[..., :3].transpose(1, 2), store[..., 3:].transpose(1, 2)
-    before = store.clone().cpu()
-    write_kv(k.to(device), v.to(device), k_cache, v_cache, slots.to(device))
-    wanted = before.clone()
-    for token, slot in ((0, 9), (2, 0), (3, 14)):
-        wanted[slot // 4, :, slot % 4] = torch.cat((k[token], v[token]), -1).to(dtype)
-    word = torch.int32 if dtype == torch.float32 else torch.int16
-    assert torch.equal(store.cpu().view(word), wanted.view(word))
-    write_kv(k[:0].to(device), v[:0].to(device), k_cache, v_cache, slots[:0].to(device))

@@ -11,12 +11,24 @@ overlap.
 
 from __future__ import annotations
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aeon_ddtree.kernels.tree_attention.hopper_multiply import advance, multiply, place_of, sizes
 from aeon_ddtree.kernels.tree_attention.triton_parts import COUNTS
+
+
+def descriptor(cache: Tensor, block_n: int) -> TensorDescriptor:
+    """[N, Hkv, block, D] in tiles of block_n places of one page and head; places past a page's end read as 0."""
+    pages, block, kv_heads, dim = cache.shape
+    page_stride, place_stride, head_stride, _ = cache.stride()
+    return TensorDescriptor(
+        cache, [pages, kv_heads, block, dim], [page_stride, head_stride, place_stride, 1], [1, 1, block_n, dim],
+        gl.NVMMASharedLayout(128, 16, rank=4),
+    )  # fmt: skip
 
 
 @gluon.jit

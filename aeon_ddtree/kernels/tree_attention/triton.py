@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aeon_ddtree.kernels.dispatch import device_traits
 from aeon_ddtree.kernels.tree_attention.triton_attend import attend_kernel
@@ -30,8 +30,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class Config:
     """Tile of packed query rows and of keys; per_sm programs a multiprocessor; at least `least` tiles a program.
 
-    hopper: `hopper_kernel`, for block_m 64 or 128 and block_n 64, where warps and stages follow from the tile.
-    pdl: the second launch, which merges, overlaps the end of the first.
+    hopper: `hopper_kernel` instead of `attend_kernel`, for block_m 64 or 128 and block_n 64; warps and stages then
+    follow from block_m. pdl: the second launch, which merges, starts while the first runs and waits for its end.
     """
 
     block_m: int
@@ -60,10 +60,20 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, own_kv: tuple[Tensor, Ten
     )
 
 
-def choose(rows: int, dim: int, dtype: torch.dtype, capability: int, described: bool) -> Config:
-    """The measured choice for `rows` packed query rows per KV head and heads of `dim`; `described` as `_described`."""
+def choose(
+    rows: int, dtype: torch.dtype, capability: int, described: bool, kv_heads: int, requests: int, capacity: int,
+    processors: int,
+) -> Config:  # fmt: skip
+    """The measured choice for `rows` packed query rows per KV head; `described` as `_described`; capacity: positions
+    that a line of the block table holds, since the context itself is on the device.
+
+    The rule: on sm_90 `hopper_kernel` takes all it can, and a failure to import or compile it is an error; every other
+    device, and on sm_90 fp32, windows, own_kv and caches that descriptors cannot address, take `attend_kernel`.
+    """
     if dtype == torch.float32:
         return Config(32, 32, warps=4, stages=1)
+    if capability == 90 and described:
+        return _choose_hopper(rows, kv_heads, requests, capacity, processors)
     if capability == 90:
         if rows <= 64:
             return Config(64, 64, warps=4, stages=2)
@@ -71,6 +81,46 @@ def choose(rows: int, dim: int, dtype: torch.dtype, capability: int, described: 
     # 99 KiB of shared memory a program: the query tile takes up to 32 of them, each tile of keys or values 16. Four
     # warps would spill.
     return Config(64 if rows > 32 else 32, 32, warps=8, stages=2)
+
+
+def _choose_hopper(rows: int, kv_heads: int, requests: int, capacity: int, processors: int) -> Config:
+    """Tile of 64 or 128 rows, and whether the second launch overlaps, by key tiles a program if all tables were full.
+
+    Measured on an H200, 4 KV heads of 256, groups of 6, blocks of 864, bf16; µs a layer by context.
+    Tiles of 128 / 64 rows:        512          2,048        8,192         131,072
+        W = 16 (96 rows),  R = 1   13.5 / 11.2  19.8 / 15.9  36.8 / 29.5   166 / 186
+                           R = 16  36.3 / 23.4  58.0 / 54.0  164.7 / 174.7 1,989 / 2,944
+        W = 32 (192 rows), R = 1   14.6 / 11.9  24.0 / 21.7  44.5 / 35.0   265 / 264
+                           R = 16  33.8 / 43.7  77.7 / 89.1  248 / 264     4,136 / 4,155
+    Two 64-row tiles use more multiprocessors at once but read every key twice, which pays up to about 24 key tiles a
+    program. Of 192 rows, 128-row tiles leave a quarter idle: there three 64-row tiles pay for a lone request.
+    Second launch overlapping / not, 128-row tiles (64 rows at W = 8), R = 1:
+        W = 8   10.4 / 11.5  15.4 / 16.0  27.5 / 26.7      W = 16  13.5 / 14.3  19.8 / 20.3  36.8 / 31.4
+        W = 64  17.4 / 17.5  30.2 / 23.9  48.2 / 42.9      at 512, 2,048, 8,192; at R = 16 within 1 µs of one another
+    so a lone request overlaps only while no program has more than the least number of tiles. 64-row tiles of more
+    than 64 rows were measured with the overlap alone, and keep it. Not measured: 1 < R < 16, other head sizes.
+    """
+    least = Config.least
+    lanes = kv_heads * triton.cdiv(rows, 128)
+    programs = max(1, processors // lanes)
+    tiles = triton.cdiv(requests * triton.cdiv(capacity, 64), programs)
+    small = rows > 64 and (tiles <= 24 if rows <= 128 else requests == 1 and rows <= 192)
+    if small:
+        return Config(64, 64, hopper=True, pdl=True)
+    return Config(64 if rows <= 64 else 128, 64, hopper=True, pdl=requests > 1 or tiles <= least)
+
+
+@lru_cache(maxsize=1)
+def _hopper() -> ModuleType:
+    """The module of `hopper_kernel`, imported where a device runs it; RuntimeError where this Triton lacks Gluon."""
+    try:
+        from aeon_ddtree.kernels.tree_attention import hopper
+    except ImportError as error:
+        raise RuntimeError(
+            f"triton {triton.__version__} cannot import the Hopper attention ({error}), expected 3.6 with Gluon: "
+            "install the Triton of requirements/, or set DDTREE_KERNELS=reference"
+        ) from error
+    return hopper
 
 
 def pack_visible(visible: Tensor) -> Tensor:
@@ -95,15 +145,16 @@ def attention(
     pages, block_size, kv_heads, value_dim = v_cache.shape
     group = heads // kv_heads
     processors, capability = device_traits(q)
+    table_len = block_table.shape[1]
     config = config or choose(
-        width * group, max(dim, value_dim), q.dtype, capability, _described(q, k_cache, v_cache, own_kv, window)
-    )
+        width * group, q.dtype, capability, _described(q, k_cache, v_cache, own_kv, window), kv_heads, requests,
+        table_len * block_size, processors,
+    )  # fmt: skip
     block_d, block_dv = (max(16, triton.next_power_of_2(x)) for x in (dim, value_dim))
     m_tiles = triton.cdiv(width * group, config.block_m)
     lanes = kv_heads * m_tiles
     splits = max(1, processors * config.per_sm // lanes)
     # More programs than tiles would find nothing to do.
-    table_len = block_table.shape[1]
     splits = min(splits, requests * (triton.cdiv(table_len * block_size, config.block_n) + 2))
     out = torch.empty(requests, width, heads, value_dim, dtype=q.dtype, device=q.device)
     part = stat = out
@@ -116,14 +167,12 @@ def attention(
     }  # fmt: skip
     log2_scale = scale * math.log2(math.e)
     if config.hopper:
-        stages = 2 if config.block_m == 128 else 3
-        from aeon_ddtree.kernels.tree_attention.hopper import hopper_kernel
-
-        hopper_kernel[(lanes, splits)](
-            q, _descriptor(k_cache, config.block_n), _descriptor(v_cache, config.block_n), block_table, context_len,
-            bits, num_rows, out, part, stat, requests, width, heads, pages, table_len, splits, m_tiles, config.least,
-            bits.shape[2], log2_scale, *q.stride()[:3], block_table.stride(0), bits.stride(0), bits.stride(1),
-            D=dim, K_STAGES=3, V_STAGES=stages, PDL=config.pdl, **shape, num_warps=4,
+        stages, hopper = 2 if config.block_m == 128 else 3, _hopper()
+        hopper.hopper_kernel[(lanes, splits)](
+            q, hopper.descriptor(k_cache, config.block_n), hopper.descriptor(v_cache, config.block_n), block_table,
+            context_len, bits, num_rows, out, part, stat, requests, width, heads, pages, table_len, splits, m_tiles,
+            config.least, bits.shape[2], log2_scale, *q.stride()[:3], block_table.stride(0), bits.stride(0),
+            bits.stride(1), D=dim, K_STAGES=3, V_STAGES=stages, PDL=config.pdl, **shape, num_warps=4,
         )  # fmt: skip
     else:
         own_k, own_v = own_kv if own_kv is not None else (k_cache, v_cache)
@@ -166,16 +215,6 @@ def _described(
             for x in (k_cache, v_cache)
         )
     )
-
-
-def _descriptor(cache: Tensor, block_n: int) -> TensorDescriptor:
-    """[N, Hkv, block, D] in tiles of block_n places of one page and head; places past a page's end read as 0."""
-    pages, block, kv_heads, dim = cache.shape
-    page_stride, place_stride, head_stride, _ = cache.stride()
-    return TensorDescriptor(
-        cache, [pages, kv_heads, block, dim], [page_stride, head_stride, place_stride, 1], [1, 1, block_n, dim],
-        NVMMASharedLayout(128, 16, rank=4),
-    )  # fmt: skip
 
 
 def write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

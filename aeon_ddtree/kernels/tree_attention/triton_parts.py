@@ -109,7 +109,7 @@ def merge_kernel(
     split0, split1 = begin // stretch, (begin + tiles - 1) // stretch
     m = row0 + chunk * ROWS + tl.arange(0, ROWS)
     if (split1 > split0) & (row0 + chunk * ROWS < W * GROUP):
-        if PDL:  # launched while `attend_kernel` still runs: waits here for its end
+        if PDL:  # launched while the attention kernel still runs: waits here for its end
             tl.extra.cuda.gdc_wait()
         slot0 = (lane * splits + split0) * 2 + (begin != split0 * stretch)
         value = _merge(part, stat, slot0, split0, split1, chunk, BLOCK_M, BLOCK_DV, ROWS)
