@@ -49,7 +49,7 @@ def as_json(resolved: Resolved | None, rows: list[Row], machine: Machine) -> dic
     if resolved is not None:
         try:
             answer["memory"] = plan(Situation(resolved, machine)).as_json()
-        except (Skipped, Refusal):
+        except (Skipped, Refusal, OSError):
             pass  # the rows say why
     return answer
 

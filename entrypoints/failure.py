@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+LONGEST = 300  # characters of a value that are repeated: a damaged file may hold any
+
 
 class Refusal(Exception):
     """Ends the command with exit code 2; its text is one line."""
@@ -27,7 +29,9 @@ class Failure:
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.field}" if self.field else self.file
-        line = f"{place} is {self.got}, expected {self.expected}; {self.cure}"
+        got = str(self.got)
+        got = got if len(got) <= LONGEST else got[:LONGEST] + "…"
+        line = f"{place} is {got}, expected {self.expected}; {self.cure}"
         return " ".join(line.split())
 
 

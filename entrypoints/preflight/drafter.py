@@ -65,6 +65,11 @@ def drafter_fits(target: Path | str, drafter: Path | str) -> Iterator[Finding]:
             yield Finding(place, name, goal.get(name), "a whole number", again, "model.config-field")
             return
     vocabulary, hidden, layers = goal["vocab_size"], goal["hidden_size"], goal["num_hidden_layers"]
+    kinds = goal.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and len(kinds) == layers):
+        place, expected = str(target / "config.json"), f"a list of {layers} kinds (num_hidden_layers)"
+        yield Finding(place, "layer_types", kinds, expected, "copy the target again", "model.config-field")
+        return
     if draft.get("vocab_size") != vocabulary:
         expected = f"{vocabulary} as in the target"
         yield Finding(str(file), "vocab_size", draft.get("vocab_size"), expected, OTHER, "drafter.vocabulary")
@@ -123,7 +128,8 @@ def _shapes(folder: Path, draft: Mapping[str, Any], num_ids: int, hidden: int) -
         expected = f"{draft['hidden_size']} rows (hidden_size)"
         yield Finding(str(folder), "fc.weight", f"of shape {list(fc.shape)}", expected, OTHER, "drafter.fc")
     layers = {int(match.group(1)) for name in found if (match := LAYER.match(name))}
-    count = draft.get("num_hidden_layers")
-    if is_number(count) and layers != set(range(int(count or 0))):
-        place, got = str(folder / "config.json"), f"{count}, and the weights have {len(layers)} layers"
+    count: Any = draft.get("num_hidden_layers")
+    if (layers or is_number(count)) and (len(layers) != count or max(layers, default=-1) != len(layers) - 1):
+        place, given = str(folder / "config.json"), draft.get("num_hidden_layers", "missing")
+        got = f"{given}, and the weights have {len(layers)} layers"
         yield Finding(place, "num_hidden_layers", got, f"{len(layers)}", "copy the drafter again", "drafter.layers")

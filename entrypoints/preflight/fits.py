@@ -117,9 +117,8 @@ def context_length(situation: Situation) -> Iterator[Finding]:
         return
     config = situation.text_config()
     longest = config.get("max_position_embeddings")
-    scaled = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get(
-        "rope_type", "default"
-    ) != "default"
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    scaled = isinstance(rope, dict) and rope.get("rope_type", "default") != "default"
     if isinstance(longest, int) and asked.value > longest and not scaled:
         expected = f"at most {longest} (max_position_embeddings of {situation.folder('model')})"
         cure = f"give --max-model-len {longest} or less"

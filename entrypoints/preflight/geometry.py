@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..failure import Failure, Refusal
 from .finding import Skipped
 from .headers import Tensor
 from .models import WEIGHTS, tensors
@@ -42,12 +43,15 @@ def item_size(config: Mapping[str, Any], dtype: str) -> int:
 
 
 def geometry(config: Mapping[str, Any], size: int, kv_size: int, shards: int, file: str) -> Geometry:
-    """config: the language part; size, kv_size: bytes of an activation and of a cached value. Raises Skipped."""
+    """config: the language part; size, kv_size: bytes of an activation, of a cached value. Raises Skipped, Refusal."""
 
     def number(name: str, otherwise: int | None = None) -> int:
-        value = config.get(name, otherwise)
-        if not isinstance(value, int) or isinstance(value, bool):
+        value = config.get(name)
+        value = otherwise if value is None else value
+        if value is None:
             raise Skipped(f"{file} does not say {name}, which the plan needs")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise Refusal(str(Failure(file, name, repr(value), "a whole number, at least 1", "copy the model again")))
         return value
 
     layers, heads, hidden = number("num_hidden_layers"), number("num_attention_heads"), number("hidden_size")

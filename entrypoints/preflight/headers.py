@@ -59,7 +59,7 @@ def _read(file: Path, size: int, _changed: int) -> dict[str, Tensor]:
         entries = {name: entry for name, entry in json.loads(raw).items() if name != "__metadata__"}
         tensors = {name: _tensor(entry) for name, entry in entries.items()}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise Broken("shard-header", "a file with an unreadable header", "a safetensors file") from None
     expected = 8 + length + end
     if size != expected:
@@ -69,5 +69,7 @@ def _read(file: Path, size: int, _changed: int) -> dict[str, Tensor]:
 
 
 def _tensor(entry: dict[str, Any]) -> Tensor:
-    first, last = entry["data_offsets"]
+    first, last = map(int, entry["data_offsets"])
+    if not 0 <= first <= last:
+        raise ValueError
     return Tensor(str(entry["dtype"]), tuple(map(int, entry["shape"])), last - first)

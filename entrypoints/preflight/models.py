@@ -67,10 +67,16 @@ def _files(folder: Path, field: str, cure: str) -> Iterator[Finding]:
         yield Finding(str(config), "config.json", f"not readable as JSON ({refusal.__cause__ or 'no object'})",
                       "a JSON object", AGAIN, f"{field}.config-invalid")  # fmt: skip
         return
-    if not content.get("architectures"):
+    names = content.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         got = content.get("architectures", "missing")
         yield Finding(
-            str(config), "architectures", got, "the name of the model's class", AGAIN, f"{field}.architecture"
+            str(config),
+            "architectures",
+            got,
+            "a list with the name of the model's class",
+            AGAIN,
+            f"{field}.architecture",
         )
         return
     yield from _weights(folder, field, cure)
@@ -119,7 +125,8 @@ def _weights(folder: Path, field: str, cure: str) -> Iterator[Finding]:
     for file in files:
         try:
             if file.suffix == ".safetensors":
-                read_header(file)
+                if not read_header(file):
+                    raise Broken("shard-empty", "a file without tensors", "tensors")
             elif file.stat().st_size == 0:
                 raise Broken("shard-empty", "an empty file", "weights")
         except Broken as broken:
@@ -151,7 +158,10 @@ def _index(folder: Path, index: Path, field: str) -> Iterator[Finding]:
         shards.setdefault(shard, set()).add(tensor)
     for shard, promised in sorted(shards.items()):
         file = folder / shard
-        if not file.is_file():
+        if Path(shard).name != shard:
+            expected = "names of files beside the index"
+            yield Finding(str(index), f"weight_map: {shard}", "a path", expected, AGAIN, f"{field}.index-invalid")
+        elif not os.path.isfile(file):
             expected = f"all {len(shards)} files of the index"
             yield Finding(str(index), shard, "missing", expected, AGAIN, f"{field}.shard-missing")
         elif file.suffix == ".safetensors":
@@ -193,7 +203,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Raises Refusal when `file` is not a JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Refusal(f"{file}: not readable as JSON ({error}); copy the model again") from error
     if not isinstance(content, dict):
         raise Refusal(f"{file}: holds {type(content).__name__}, expected a JSON object; copy the model again")

@@ -48,6 +48,13 @@ def test_interval_in_place_of_a_list_of_kinds():
     assert geometry(config | {"full_attention_interval": 4}, 2, 2, 1, "").recurrent == 48
 
 
+@pytest.mark.parametrize("name", ["head_dim", "num_attention_heads", "linear_value_head_dim", "intermediate_size"])
+@pytest.mark.parametrize("value", [0, -1, "many", True, [1]])
+def test_a_number_that_cannot_be_one_is_named(name, value):
+    with pytest.raises(Refusal, match=f"config.json: {name} is .*, expected a whole number, at least 1"):
+        geometry(made.TARGET_27B["text_config"] | {name: value}, 2, 2, 1, "config.json")
+
+
 def test_weights_are_what_the_files_hold(world):
     made_plan = planned(world)
     stored = sum(file.stat().st_size for file in world.target.glob("*.safetensors"))

@@ -69,6 +69,18 @@ WINDOW = made.DRAFTER_27B["layer_types"]
 
 # name: (what is broken, code, parts of the line)
 CASES: dict[str, tuple[Callable[[World], object], str, list[str]]] = {
+    # damaged so that reading them could fail, or take all memory
+    "architecture is a text": (lambda w: w.goal(lambda c: c.update(architectures="Qwen3")), "model.architecture", ["architectures", "Qwen3", "a list"]),
+    "architecture without a name": (lambda w: w.draft(lambda c: c.update(architectures=[None])), "drafter.architecture", ["architectures"]),
+    "configuration nested without end": (lambda w: (w.target / "config.json").write_text('{"a":' * 100000), "model.config-invalid", ["config.json", "JSON"]),
+    "header nested without end": (lambda w: w.shard.write_bytes((100000).to_bytes(8, "little") + b"[" * 100000), "model.shard-header", [".safetensors"]),
+    "drafter without tensors": (lambda w: (w.drafter / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}"), "drafter.shard-empty", ["without tensors"]),
+    "tensor before the file": (lambda w: w.shard.write_bytes((63).to_bytes(8, "little") + b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[-2,0]}}'.ljust(63)), "model.shard-header", [".safetensors"]),
+    "index leads out of the folder": (lambda w: w.edit(w.index, lambda c: c["weight_map"].update(x="/etc/passwd")), "model.index-invalid", ["/etc/passwd", "beside the index"]),
+    "kinds of layers as a text": (lambda w: w.goal(lambda c: c.get("text_config", c).update(layer_types="x")), "model.config-field", ["layer_types"]),
+    "too few kinds of layers": (lambda w: w.goal(lambda c: c.get("text_config", c).update(layer_types=["full_attention"])), "model.config-field", ["layer_types", "num_hidden_layers"]),
+    "a billion drafter layers": (lambda w: w.draft(lambda c: c.update(num_hidden_layers=10**9, layer_types=None)), "drafter.layers", ["num_hidden_layers", "1000000000"]),
+    "number of drafter layers missing": (lambda w: w.draft(lambda c: (c.pop("num_hidden_layers"), c.pop("layer_types"))), "drafter.layers", ["num_hidden_layers", "missing"]),
     # models mounted and complete
     "target not mounted": (lambda w: shutil.rmtree(w.target), "model.path", ["recipe pair: model", "does not exist", "--model"]),
     "drafter not mounted": (lambda w: shutil.rmtree(w.drafter), "drafter.path", ["drafter", "does not exist"]),
