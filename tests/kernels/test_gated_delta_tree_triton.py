@@ -76,6 +76,42 @@ def test_heads_wider_than_a_program_and_no_power_of_two(device):
     assert_close(run(x, SLOTS[:1], parent, device), truth(x, SLOTS[:1], parent), out=0.04)
 
 
+@pytest.mark.parametrize(("width", "heads"), [(9, 13), (9, 24), (33, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_cut_of_a_full_device_gives_the_same(device, monkeypatch, width, heads, dtype):
+    """Cuts go by how many heads fill the device: those of many heads, on two. Dv takes several tiles and a rest."""
+    from aeon_ddtree.kernels.gated_delta_tree import triton
+
+    cut = triton.small_config if width <= 16 else triton.wide_config
+    name, asked = cut.__name__, []
+
+    def crowded(*what):
+        *shape, _, _ = what
+        asked.append(cut(*shape, heads, 12))
+        return asked[-1]
+
+    monkeypatch.setattr(triton, name, crowded)
+    parent = forest(width, shapes=("comb",))
+    x = inputs(1, width, 1, 2, 72, 104, dtype=dtype)
+    got = run(x, SLOTS[:1], parent, device)
+    assert len(asked) == 1
+    if width <= 16:
+        assert asked[0].span > asked[0].columns
+    assert_close(got, truth(x, SLOTS[:1], parent), out=1e-5 if dtype == torch.float32 else 0.04)
+
+
+def test_gates_and_decays_are_right_to_the_last_places(device):
+    """One row: u = beta v and c = g alone, so nothing hides an estimated exp or quotient."""
+    x = inputs(1, 1, 1, 64, 16, 16, seed=5, dtype=torch.float32)
+    x["state"].zero_()
+    _, factors = run(x, SLOTS[:1], torch.full((1, 1), -1), device)
+    beta = x["b"].double().sigmoid()
+    want = beta[..., None] * x["v"].double()
+    assert ((factors.u.double() - want).abs() <= 2.5 * 2.0**-24 * want.abs()).all()
+    g = -x["A_log"].double().exp() * torch.nn.functional.softplus((x["a"] + x["dt_bias"]).double())
+    assert ((factors.c - g).abs() <= 6 * 2.0**-24 * g.abs()).all()
+
+
 def test_bf16_state_and_int64_slots(device):
     parent = forest(17, shapes=("comb",))
     x = inputs(1, 17, 1, 2, 16, 16, dtype=torch.bfloat16)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from aeon_ddtree.kernels.gated_delta_tree.window import exp
+
 
 @triton.jit(do_not_specialize=["steps", "width", "path_req"])
 def fold_kernel(
@@ -51,10 +53,10 @@ def fold_kernel(
         row = tl.load(path + at, mask=at < length, other=-1).to(tl.int32)
         ok = (row >= 0) & (row < width)
         line = (first + row) * heads + head
-        weight = tl.exp((c_end - tl.load(c + line, mask=ok, other=0.0)).to(tl.float32))
+        weight = exp((c_end - tl.load(c + line, mask=ok, other=0.0)).to(tl.float32))
         u_rows = tl.load(u + line[:, None] * DV + dv[None, :], mask=ok[:, None] & in_v[None, :], other=0.0)
         line = (first + row) * (heads // GROUP) + head // GROUP
         k_rows = tl.load(k + line[:, None] * DK + dk[None, :], mask=ok[:, None] & in_k[None, :], other=0.0)
         added = tl.dot(tl.trans(u_rows * weight[:, None]), k_rows, added, input_precision="ieee")
-    new = s0 * tl.exp(c_end.to(tl.float32)) + added
+    new = s0 * exp(c_end.to(tl.float32)) + added
     tl.store(place, new.to(DTYPE), mask=inside)

@@ -17,6 +17,7 @@ from aeon_ddtree.kernels.dispatch import device_traits
 from aeon_ddtree.kernels.gated_delta_tree.fold_kernel import fold_kernel
 from aeon_ddtree.kernels.gated_delta_tree.reference import TreeFactors
 from aeon_ddtree.kernels.gated_delta_tree.verify_kernels import apply_kernel, prepare_kernel, small_kernel
+from aeon_ddtree.kernels.gated_delta_tree.window import INTERPRETED
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 
@@ -46,8 +47,8 @@ class WideConfig(NamedTuple):
     step: int = 32
     warps: int = 4
     stages: int = 3
-    window: str = "tf32x3"
-    solvers: int = 4
+    window: str = "bf16x6"
+    solvers: int = 2
 
 
 class FoldConfig(NamedTuple):
@@ -59,12 +60,22 @@ class FoldConfig(NamedTuple):
 
 def small_config(heads: int, processors: int) -> SmallConfig:
     """The cut for R · Hv heads on so many multiprocessors: the solve is repeated only where it fills idle ones."""
-    return SmallConfig(span=128 if heads >= 2 * processors else 64 if heads >= processors else 32)
+    if heads <= processors:  # two programs on each at most: registers are not scarce
+        return SmallConfig(span=64, columns=64, registers=None)
+    return SmallConfig(span=128 if heads >= 2 * processors else 64)
 
 
-def wide_config(width: int) -> WideConfig:
-    """The cut for windows of this width, more than 16."""
-    return WideConfig(warps=4 if width <= 64 else 8)
+def wide_config(width: int, k_dim: int, heads: int, processors: int) -> WideConfig:
+    """The cut for windows of this width, more than 16, and R · Hv heads on so many multiprocessors."""
+    if k_dim <= 64:  # here the cuts below would spill
+        return WideConfig(warps=4 if width <= 64 else 8, solvers=4)
+    narrow = 32 < width <= 64 and heads < 2 * processors
+    return WideConfig(columns=32 if narrow else 64, warps=4 if width <= 64 else 8)
+
+
+def _precision(name: str) -> str:
+    """Triton's interpreter computes in fp32 and refuses the names of split products that it does not know."""
+    return "ieee" if INTERPRETED and name == "bf16x6" else name
 
 
 def new_factors(requests: int, width: int, heads: int, key_heads: int, v_dim: int, k_dim: int, device) -> TreeFactors:
@@ -97,19 +108,20 @@ def tree(
     most = max(16, triton.next_power_of_2(v_dim))
     shape = {"GROUP": heads // key_heads, "DK": k_dim, "DV": v_dim, "PARTS": parts, "FLAGS": has_state is not None}
     qs, ks, vs, a_s, bs, ss = q.stride()[:3], k.stride()[:3], v.stride()[:3], a.stride(), b.stride(), state.stride()[:2]
+    processors = device_traits(q)[0]
     if width <= 16:
-        small = config if isinstance(config, SmallConfig) else small_config(requests * heads, device_traits(q)[0])
+        small = config if isinstance(config, SmallConfig) else small_config(requests * heads, processors)
         # A tile of wider rows has fewer of them.
         columns = min(small.columns if padded <= 128 else 16, most)
         span = min(max(small.span, columns), most)
         small_kernel[(triton.cdiv(v_dim, span), heads, requests)](
             q, k, v, a, b, a_log, dt_bias, state, slots, has_state, parent, seen, out, *factors, scale, width, heads,
             *qs, *ks, *vs, *a_s, *bs, *ss, parent.stride(0), seen.stride(0),
-            **shape, BK=padded, SPAN=span, COLS=columns, WINDOW=small.window,
+            **shape, BK=padded, SPAN=span, COLS=columns, WINDOW=_precision(small.window),
             num_warps=small.warps, num_stages=1, maxnreg=small.registers,
         )  # fmt: skip
         return out, factors
-    wide = config if isinstance(config, WideConfig) else wide_config(width)
+    wide = config if isinstance(config, WideConfig) else wide_config(width, k_dim, requests * heads, processors)
     columns, step = min(wide.columns, most), min(wide.step, padded)
     blocks = triton.next_power_of_2(triton.cdiv(width, 16))
     scratch = torch.empty(requests, heads, width, 32 * blocks + 32, dtype=torch.float32, device=v.device)
@@ -122,7 +134,7 @@ def tree(
     apply_kernel[(triton.cdiv(v_dim, columns), heads, requests)](
         q, k, v, state, slots, has_state, parent, out, factors.u, scratch, width, heads,
         *qs, *ks, *vs, *ss, parent.stride(0),
-        **shape, STEP=step, COLS=columns, BLOCKS=blocks, WINDOW=wide.window,
+        **shape, STEP=step, COLS=columns, BLOCKS=blocks, WINDOW=_precision(wide.window),
         num_warps=wide.warps, num_stages=wide.stages,
     )  # fmt: skip
     return out, factors

@@ -17,12 +17,14 @@ import triton.language as tl
 
 from aeon_ddtree.kernels.gated_delta_tree.window import (
     decays,
+    exp,
     gate_input,
     gates,
     inverse_norm,
     product,
     real_rows,
     sees_of,
+    sigmoid,
     times_state,
     unit_inverse,
 )
@@ -92,13 +94,13 @@ def small_kernel(
         key = key.to(tl.float32)
         query = query.to(tl.float32)
     sees = sees & real[:, None]
-    beta = tl.where(real, tl.sigmoid(beta), 0.0)
+    beta = tl.where(real, sigmoid(beta), 0.0)
     g_hi, g_lo = gates(raw, a_log + head, real)
     c_hi = tl.sum(tl.where(sees, g_hi[None, :], 0.0), 1)
     c_lo = tl.sum(tl.where(sees, g_lo[None, :], 0.0), 1)
     row_norm = inverse_norm(key.to(tl.float32) * key.to(tl.float32))
     query_scale = scale * inverse_norm(query.to(tl.float32) * query.to(tl.float32))
-    from_root = tl.exp(c_hi + c_lo)
+    from_root = exp(c_hi + c_lo)
     decay = decays(sees, c_hi, c_lo, c_hi, c_lo) * row_norm[None, :]
     nothing = tl.zeros([16, 16], dtype=tl.float32)
     overlap = product(key, tl.trans(key), nothing)
@@ -183,7 +185,7 @@ def prepare_kernel(
         overlap = product(key, tl.trans(keys), overlap)
         attend = product(query, tl.trans(keys), attend)
 
-    beta = tl.sigmoid(tl.load(b + req * b_req + head * b_head + row * b_row, mask=real, other=0.0).to(tl.float32))
+    beta = sigmoid(tl.load(b + req * b_req + head * b_head + row * b_row, mask=real, other=0.0).to(tl.float32))
     raw = gate_input(a + req * a_req + head * a_head, a_row, dt_bias + head, col, col_real)
     g_hi, g_lo = gates(raw, a_log + head, col_real)
     block_of = tl.arange(0, BLOCKS)
@@ -208,7 +210,7 @@ def prepare_kernel(
     coupling = tl.where(col[None, :] < row[:, None], overlap * decay * (beta * row_norm)[:, None], 0.0)
     own = tl.where(block_of[None, :, None] == mine, coupling.reshape(16, BLOCKS, 16), 0.0)
     inverse = unit_inverse(tl.sum(own, 1))
-    from_root = tl.exp(c_hi + c_lo)
+    from_root = exp(c_hi + c_lo)
 
     line = scratch + ((req * heads + head) * width + row) * PITCH
     tl.store(line[:, None] + col[None, :], coupling, mask=inside[:, None])

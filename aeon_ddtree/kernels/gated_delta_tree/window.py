@@ -4,7 +4,8 @@
 Precision. q and k arrive in bf16 and stay so in the products; their norms are applied to the fp32 results. An fp32
 state is cut into three bf16 parts that together hold all its bits, so products with it are exact up to the fp32
 accumulation. Log decays are summed as (multiple of a grid on which 128 terms add exactly) + (small rest): differences
-c_i − c_j keep fp32 accuracy however large c is.
+c_i − c_j keep fp32 accuracy however large c is. `tl.exp` and `/` are the GPU's estimates, off by some units of the last
+place and by more the larger the exponent; gates and decays scale whole rows, so they use `exp` and `tl.div_rn`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,28 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from aeon_ddtree.kernels.gated_delta_tree.reference import L2_EPS
 
 _EPS: tl.constexpr = tl.constexpr(L2_EPS)
-_INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_INTERPRETED: tl.constexpr = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def exp(x):
+    """exp of fp32 within one unit of the last place."""
+    if _INTERPRETED:  # which has no libdevice, and whose own exp is as good
+        return tl.exp(x)
+    else:
+        return libdevice.exp(x)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(−x)) of fp32, each operation rounded once."""
+    return tl.div_rn(1.0, 1.0 + exp(-x))
 
 
 @triton.jit
@@ -32,8 +50,8 @@ def product(x, y, acc):
 @triton.jit
 def log_decay(x, rate):
     """−rate · softplus(x), softplus(x) = max(x, 0) + log(1 + exp(−|x|)) by the atanh series (no cancellation)."""
-    e = tl.exp(-tl.abs(x))
-    s = e / (2 + e)
+    e = exp(-tl.abs(x))
+    s = tl.div_rn(e, 2 + e)
     z = s * s
     series = 1.0 / 17
     for n in tl.static_range(8):
@@ -70,7 +88,7 @@ def gate_input(a, a_row, dt_bias, row, mask):
 @triton.jit
 def gates(x, a_log, real):
     """Log decays of rows as g_hi + g_lo, zero in padding; any 128 of the g_hi add exactly. x as from `gate_input`."""
-    g = tl.where(real, log_decay(x, tl.exp(tl.load(a_log).to(tl.float32))), 0.0)
+    g = tl.where(real, log_decay(x, exp(tl.load(a_log).to(tl.float32))), 0.0)
     # Adding and taking away 384 · 2^floor(log2 max) rounds to that grid.
     power = (tl.max(tl.abs(g), 0).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True) * 384.0
     g_hi = (g + power) - power
@@ -89,7 +107,7 @@ def decays(sees, c_hi, c_lo, c_hi_all, c_lo_all):
     """exp(c_i − c_j) where i sees j, else 0: rows c [M] against c_all [BW]."""
     # Masked before exp: where j is not above i the difference is positive and may overflow.
     difference = (c_hi[:, None] - c_hi_all[None, :]) + (c_lo[:, None] - c_lo_all[None, :])
-    return tl.exp(tl.where(sees, difference, float("-inf")))
+    return exp(tl.where(sees, difference, float("-inf")))
 
 
 @triton.jit
