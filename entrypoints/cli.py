@@ -81,6 +81,7 @@ EPILOG = (
 
 
 @click.group(cls=Commands, epilog=EPILOG, invoke_without_command=True)
+@click.version_option(package_name="aeon-ddtree", message="%(package)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Serve a language model with lossless tree speculative decoding."""
@@ -202,16 +203,17 @@ def list_recipes(as_json: bool) -> None:
     from .recipe import load_recipe
 
     recipes = [load_recipe(references.find_recipe(name)) for name in references.recipe_names()]
+    usual = os.environ.get("DDTREE_RECIPE") or DEFAULT_RECIPE
     if as_json:
         rows = [
             {"name": each.name, "description": each.description, "modes": each.mode_names(),
-             "profiles": list(each.profiles), "default": each.name == DEFAULT_RECIPE}
+             "profiles": list(each.profiles), "default": each.name == usual}
             for each in recipes
         ]  # fmt: skip
         click.echo(json.dumps(rows, indent=2))
         return
     for each in recipes:
-        default = " (default)" if each.name == DEFAULT_RECIPE else ""
+        default = " (default)" if each.name == usual else ""
         profiles = f"; profiles: {', '.join(each.profiles)}" if each.profiles else ""
         click.echo(f"{each.name:20} {each.description}{default}")
         click.echo(f"{'':20} modes: {', '.join(each.mode_names())}{profiles}")

@@ -164,7 +164,8 @@ def download(
             raise Refusal("download: both --recipe and ORG/NAME are given, expected one of them; leave one out")
         name, pinned = references.split_revision(repository)
         if not references.HUB_ID.fullmatch(name):
-            raise Refusal(f"download: {repository} is no name of a model, expected ORG/NAME; correct it")
+            cure = f"give --recipe {repository}" if repository in references.recipe_names() else "correct it"
+            raise Refusal(f"download: {repository} is no name of a model, expected ORG/NAME; {cure}")
         if pinned and revision and pinned != revision:
             raise Refusal(f"download: revision is {revision} and {pinned}, expected one; leave one out")
         wanted = [Wanted("model", name, revision or pinned, name.rpartition("/")[2])]

@@ -2,6 +2,7 @@
 """Words that are no command of ours: run unchanged when they are a program, refused with the nearest name when not."""
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -12,7 +13,7 @@ from .failure import Refusal, nearest
 # Commands of the design that are still to come -> what does part of it today.
 NOT_YET = {
     "bench": "bench/ holds what was measured so far",
-    "canary": "`aeon-ddtree health` asks a running server for one generation",
+    "canary": "`aeon-ddtree health` says whether a running server has generated, and still does",
     "gate": "`aeon-ddtree parity` is the part of it that exists",
     "qwen25-tree-mask-verifier": "`aeon-ddtree ddtree-tree-test` checks the tree's mask",
     "qwen25-tree-oracle-suite": "`aeon-ddtree ddtree-tree-test` checks trees against references",
@@ -30,7 +31,7 @@ def run_program(arguments: list[str], known: Iterable[str]) -> None:
     if program is None:
         names = sorted(known)
         raise Refusal(
-            f"unknown command {word}{nearest(word, names)}, and no program of that name is on PATH; "
+            f"unknown command {shlex.quote(word)}{nearest(word, names)}, and no program of that name is on PATH; "
             f"known: {', '.join(names)}"
         )
     # Python ignores these two, and what is executed would inherit that: `yes | head` would then complain.

@@ -220,7 +220,13 @@ def check_method(environ: Mapping[str, str], mode: str) -> None:
 
 
 def server_variables(environ: Mapping[str, str]) -> list[str]:
-    """Sentences on variables that are often taken for ours and are not."""
+    """Sentences on variables that are often taken for ours and are not, and on those of which only one can be used."""
+    notes = []
     if environ.get("VLLM_PORT"):
-        return ["VLLM_PORT is for vLLM's own processes, not the API's port: that is --port, PORT or DDTREE_PORT"]
-    return []
+        notes.append("VLLM_PORT is for vLLM's own processes, not the API's port: that is --port, PORT or DDTREE_PORT")
+    for setting in BY_NAME.values():
+        names = [setting.variable, *(variable for variable, name in USUAL.items() if name == setting.name)]
+        given = [name for name in names if environ.get(name)]
+        if len({environ[name] for name in given}) > 1:
+            notes.append(f"{' and '.join(given)} differ; {given[0]} is used where the command line gives nothing")
+    return notes

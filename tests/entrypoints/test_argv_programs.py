@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first word: a command, a command that is still to come, another program, or neither."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -95,6 +96,17 @@ def test_the_build_id_is_where_the_images_have_it():
     folders = re.findall(r"build_id[.]py --flavour \S+ --out (\S+)", dockerfile)
     assert len(folders) == 2 and {f"{folder}/build-id" for folder in folders} == {str(command.BUILD_ID_FILE)}
     assert {f"{folder}/build.json" for folder in folders} == {str(preflight.BUILD_FACTS)}
+
+
+def test_the_default_recipe_is_marked(dispatch, monkeypatch):
+    for name in ("qwen36-27b-xs", "proving-ground"):
+        assert [row["name"] for row in json.loads(dispatch("list", "--json").out) if row["default"]] == [name]
+        assert [row.split()[0] for row in dispatch("list").out.splitlines() if row.endswith("(default)")] == [name]
+        monkeypatch.setenv("DDTREE_RECIPE", "proving-ground")  # as the CPU image has it
+
+
+def test_its_version(dispatch):
+    assert dispatch("--version").out == f"aeon-ddtree {importlib.metadata.version('aeon-ddtree')}\n"
 
 
 def test_the_watcher_is_told(pair, dispatch):

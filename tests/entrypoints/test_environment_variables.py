@@ -170,6 +170,13 @@ def test_vllm_port_is_not_ours(pair, dispatch, environ):
     assert "VLLM_PORT" in outcome.err
 
 
+def test_names_of_one_value_that_differ_are_noted(pair, dispatch, environ):
+    environ(MODEL_PATH=str(pair.target), MODEL_ID="org/other", TENSOR_PARALLEL="1", TENSOR_PARALLEL_SIZE="1")
+    outcome = dispatch("baseline", "--recipe", pair.recipe_file())
+    assert outcome.flag("--model") == str(pair.target)
+    assert "MODEL_PATH and MODEL_ID differ; MODEL_PATH is used" in outcome.err and "TENSOR_PARALLEL" not in outcome.err
+
+
 RANGES = [
     ("max_num_seqs", "0"), ("max_num_seqs", "-3"), ("max_num_seqs", "2.5"), ("max_model_len", "0"),
     ("max_num_batched_tokens", "0"), ("port", "-1"), ("port", "65536"), ("port", "0x50"), ("tensor_parallel", "0"),

@@ -111,6 +111,8 @@ def test_arguments_from_the_environment_that_are_no_flags(pair, dispatch, monkey
 
 
 COMMANDS = [
+    ([""], ["unknown command ''"]),
+    ([" ddtree"], ["unknown command ' ddtree'", "did you mean ddtree?"]),
     (["ddtree", "--recipe", "proving-grond"], ["unknown recipe proving-grond", "did you mean proving-ground?"]),
     (["ddtre"], ["unknown command ddtre", "did you mean ddtree?", "no program"]),
     (["run"], ["RECIPE"]),
