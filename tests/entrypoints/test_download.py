@@ -129,6 +129,7 @@ REFUSALS = [
     ([REPOSITORY], (403, ""), ["answered 403", "HF_TOKEN"]),
     ([REPOSITORY], (500, ""), ["answered 500", "try again later"]),
     (["not-a-name"], None, ["not-a-name", "ORG/NAME"]),
+    (["proving-ground"], None, ["ORG/NAME", "give --recipe proving-ground"]),
     ([REPOSITORY, "--recipe", "proving-ground"], None, ["--recipe", "leave one out"]),
     (["--revision", "v1"], None, ["--revision", "ORG/NAME"]),
     ([f"{REPOSITORY}@v1", "--revision", "v2"], None, ["v2 and v1"]),
