@@ -55,13 +55,15 @@ class Allowance:
 
 
 _ONE_SOLVE = "the whole window and its solve in the registers of one program, bound to 168 of them for occupancy"
-_WIDE_TILE = "the sums of a tile of query rows fill the registers by themselves; hopper_kernel is to take its place"
+_WIDE_TILE = (
+    "the sums of a tile of query rows fill the registers by themselves; hopper_kernel takes no windows or own_kv"
+)
+_WIDE_HEADS = "heads of 256: the sums of 64 rows a warpgroup take 128 registers a thread by themselves"
 ALLOWED = (
     Allowance("sm_90", "small_kernel", "gated_delta_tree 27b*", 96, "2026-11-29", _ONE_SOLVE),
     Allowance("sm_121", "small_kernel", "gated_delta_tree 27b*", 96, "2026-11-29", _ONE_SOLVE),
     Allowance("sm_121", "small_kernel", "gated_delta_tree pair*", 16, "2026-11-29", _ONE_SOLVE),
-    Allowance("sm_90", "attend_kernel", "tree_attention 27b*", 1152, "2026-11-29", _WIDE_TILE),
-    Allowance("sm_90", "attend_kernel", "tree_attention pair*", 16, "2026-11-29", _WIDE_TILE),
+    Allowance("sm_90", "hopper_kernel", "tree_attention 27b*", 192, "2026-11-29", _WIDE_HEADS),
     Allowance("sm_90", "attend_kernel", "drafter_block 27b*", 192, "2026-11-29", _WIDE_TILE),
     Allowance("sm_90", "attend_kernel", "drafter_block pair*", 32, "2026-11-29", _WIDE_TILE),
     Allowance("sm_121", "attend_kernel", "tree_attention 27b*", 16, "2026-11-29", "12 bytes left of a 64-row tile"),

@@ -87,7 +87,12 @@ def test_it_fails_when_something_is_wrong(command, behaviour, part):
 def test_interrupted_it_leaves_nothing_behind(command, number, code):
     arguments, environ = command
     running = subprocess.Popen(
-        arguments, env=environ | {"STAND_IN": "stubborn slow"}, stdout=subprocess.PIPE, text=True
+        arguments,
+        env=environ | {"STAND_IN": "stubborn slow"},
+        stdout=subprocess.PIPE,
+        text=True,
+        # What runs in the background inherits SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert running.stdout is not None
     while "generates" not in running.stdout.readline():
