@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,39 @@ def test_a_user_without_a_name_gets_one_and_a_home(start, folder):
     if "LD_PRELOAD" in seen:  # where nss_wrapper is installed, as it is in the images
         last = Path(seen["NSS_WRAPPER_PASSWD"]).read_text().splitlines()[-1]
         assert last.split(":")[:4] == ["aeon", "x", str(UNKNOWN), str(UNKNOWN)]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here")
+def test_calls_of_a_user_without_a_name_share_one_private_folder(start, folder):
+    first = start("ddtree", uid=UNKNOWN)[1]
+    names = folder / f"tmp/aeon-names-{UNKNOWN}"
+    assert first["NSS_WRAPPER_PASSWD"] == str(names / "passwd")
+    before = (names / "passwd").stat().st_ino
+    with ThreadPoolExecutor(4) as pool:  # a health check beside a start and another health check
+        seen = list(pool.map(lambda _: start("health", uid=UNKNOWN)[1], range(12)))
+    assert {one["NSS_WRAPPER_PASSWD"] for one in seen} == {str(names / "passwd")}
+    assert sorted(path.name for path in (folder / "tmp").glob("aeon-names*")) == [names.name]
+    assert sorted(path.name for path in names.iterdir()) == ["group", "passwd"]
+    assert (names.stat().st_uid, names.stat().st_mode & 0o777) == (UNKNOWN, 0o700)
+    # replaced, not written over: whoever reads it meanwhile sees a whole file
+    assert (names / "passwd").stat().st_ino != before
+    assert (names / "passwd").read_text().splitlines()[-1].startswith(f"aeon:x:{UNKNOWN}:")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here")
+@pytest.mark.parametrize("kind", ["another user's folder", "link"])
+def test_a_folder_for_names_that_is_not_ours_is_not_used(start, folder, kind):
+    names, theirs = folder / f"tmp/aeon-names-{UNKNOWN}", folder / "theirs"
+    (names if kind != "link" else theirs).mkdir(mode=0o777)
+    if kind == "link":
+        os.chown(theirs, UNKNOWN, UNKNOWN)
+        names.symlink_to(theirs)
+    seen = start("health", uid=UNKNOWN)[1]
+    assert not {"LD_PRELOAD", "NSS_WRAPPER_PASSWD"} & set(seen)
+    assert seen["USER"] == "aeon"
+    assert not list(names.iterdir())
 
 
 def test_jobs_at_run_time_come_from_the_images_program(start, folder):
