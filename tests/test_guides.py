@@ -18,7 +18,7 @@ CODE = re.compile(r"[a-z]+\.[a-z-]+")
 @cache
 def codes() -> frozenset[str]:
     """What stands in the preflight as a code; `{field}.x` is one of the model and of the drafter."""
-    found = set()
+    found: set[str] = set()
     for file in (ROOT / "entrypoints/preflight").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
