@@ -58,10 +58,9 @@ def test_variants_follow_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(after[0])["options"]["num_warps"] == 2
 
 
-@pytest.mark.parametrize("kernel", ["tree_attention", "gated_delta_tree"])
-def test_launchers_are_told_which_device(kernel: str) -> None:
+def test_launchers_are_told_which_device() -> None:
     """What they cut by it are constants of the kernel; options name the target in any case."""
-    mine = [c for c in plan.quick_cases() if c.kernel == kernel and c.batch == 1]
+    mine = [c for c in plan.quick_cases() if c.kernel == "tree_attention" and c.batch == 1]
 
     def cuts(capability: int, processors: int) -> set[str]:
         found = [w.variant for w in variants.record(mine, capability, processors)]

@@ -41,6 +41,8 @@ def test_hopper_kernel_is_chosen_on_sm_90_alone():
 
 def test_a_triton_without_gluon_is_an_error_not_another_kernel(device, monkeypatch):
     """Where Hopper's kernel is chosen and cannot be imported, one line says what cures it; nothing runs instead."""
+    # Before Gluon goes: Triton itself looks for it at a process's first launch.
+    visible = reference.pack(ancestor_mask(forest(9, shapes=("random",)).to(device)))
     monkeypatch.setattr(triton, "choose", lambda *arguments: Config(64, 64, hopper=True))
     monkeypatch.setattr(triton, "attend_kernel", None)
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
@@ -48,7 +50,6 @@ def test_a_triton_without_gluon_is_an_error_not_another_kernel(device, monkeypat
         monkeypatch.delitem(sys.modules, f"aeon_ddtree.kernels.tree_attention.{name}", raising=False)
         monkeypatch.delattr(f"aeon_ddtree.kernels.tree_attention.{name}", raising=False)
     triton._hopper.cache_clear()
-    visible = reference.pack(ancestor_mask(forest(9, shapes=("random",)))).to(device)  # Triton itself looks for Gluon
     q, cache = torch.zeros(1, 9, 6, 64).bfloat16().to(device), torch.zeros(2, 64, 1, 64).bfloat16().to(device)
     table, context, rows = (torch.tensor(x, device=device) for x in ([[0, 1]], [40], [9]))
     with pytest.raises(RuntimeError, match=r"cannot import the Hopper attention .*DDTREE_KERNELS=reference"):
