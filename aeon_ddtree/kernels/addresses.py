@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_KEPT = 64
+_KEPT = 1024  # a call for one layer takes one, and a table that falls out is copied again at every step
 # addresses -> (table on the device, its pinned source: an asynchronous copy may still be reading it)
 _tables: OrderedDict[tuple[object, ...], tuple[Tensor, Tensor]] = OrderedDict()
 

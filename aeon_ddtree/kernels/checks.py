@@ -141,6 +141,16 @@ def check_slots(slots: Tensor, num_slots: int, active: Tensor | None = None) -> 
         raise ValueError(f"slots holds a slot twice among active requests: {slots.tolist()}; each needs its own")
 
 
+def check_commit(shapes: Shapes, slots: Tensor, path: Tensor, path_len: Tensor, has_state: Tensor | None) -> None:
+    """What a commit is given beside its layers: slots, path_len, has_state [R], path [R, P]; shapes knows W and S."""
+    shapes("slots", slots, "R", "int")
+    shapes("path", path, "R P", "int")
+    shapes("path_len", path_len, "R", "int")
+    shapes("has_state", has_state, "R", "bool", optional=True)
+    check_path(path, path_len, shapes["W"])
+    check_slots(slots, shapes["S"], path_len > 0)
+
+
 def check_path(path: Tensor, path_len: Tensor, width: int) -> None:
     """Value check: a non-empty path starts at row 0, ascends, and stays inside the window."""
     if not checks_enabled():

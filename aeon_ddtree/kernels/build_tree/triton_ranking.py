@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aeon_ddtree.kernels.keyed_sampling.reference import GREEDY_BELOW
-from aeon_ddtree.kernels.keyed_sampling.triton import gumbel_tile, ordered
+from aeon_ddtree.kernels.keyed_sampling.triton import gumbel_tile, ordered, unordered
 
 _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _GREEDY_BELOW: tl.constexpr = tl.constexpr(GREEDY_BELOW)
@@ -165,8 +165,7 @@ def _top_of_rows(
     entry = tl.arange(0, PICKS * TOP)
     packed = tl.load(top_ptr + row * picks * TOP + entry, mask=entry < picks * TOP, other=-(1 << 63))
     best = _top(packed, TOP)
-    key = (best >> 32).to(tl.int32)
-    score = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    score = unordered((best >> 32).to(tl.int32))
     if not MIXED:
         score = score - _log_sum_of_row(sums_ptr, row, chunks, CHUNKS)
     rank = tl.arange(0, TOP)

@@ -19,9 +19,9 @@ from torch import Tensor
 from aeon_ddtree.kernels.causal_conv_tree import reference
 from aeon_ddtree.kernels.checks import (
     Shapes,
+    check_commit,
     check_layout,
     check_parents,
-    check_path,
     check_slots,
     check_width,
     require,
@@ -114,12 +114,7 @@ def conv_commits(
         require(alike == first, f"conv_state{tag} and x{tag} have {alike}, expected {first} as in the first layer")
     if not xs:
         return
-    shapes("slots", slots, "R", "int")
-    shapes("path", path, "R P", "int")
-    shapes("path_len", path_len, "R", "int")
-    shapes("has_state", has_state, "R", "bool", optional=True)
-    check_path(path, path_len, shapes["W"])
-    check_slots(slots, shapes["S"], path_len > 0)
+    check_commit(shapes, slots, path, path_len, has_state)
     if _on_triton(conv_states[0], xs[0]):
         from aeon_ddtree.kernels.causal_conv_tree import triton
 

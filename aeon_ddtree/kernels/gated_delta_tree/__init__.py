@@ -20,9 +20,9 @@ from torch import Tensor
 
 from aeon_ddtree.kernels.checks import (
     Shapes,
+    check_commit,
     check_layout,
     check_parents,
-    check_path,
     check_slots,
     check_width,
     require,
@@ -171,12 +171,7 @@ def fold_states(
         require(alike == first, f"state{tag} or its factors have {alike}, expected {first} as in the first layer")
     if not states:
         return
-    shapes("slots", slots, "R", "int")
-    shapes("path", path, "R P", "int")
-    shapes("path_len", path_len, "R", "int")
-    shapes("has_state", has_state, "R", "bool", optional=True)
-    check_path(path, path_len, shapes["W"])
-    check_slots(slots, shapes["S"], path_len > 0)
+    check_commit(shapes, slots, path, path_len, has_state)
     if _on_triton(max(shapes["Dk"], shapes["Dv"]), states[0], factors[0].u, factors[0].k):
         from aeon_ddtree.kernels.gated_delta_tree import triton
 

@@ -100,7 +100,8 @@ def ordered(value):
 
 
 @triton.jit
-def _unordered(key):
+def unordered(key):
+    """`ordered` back to floats."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -176,7 +177,7 @@ def _cutoff(
             top_k = tl.load(top_k_ptr + row).to(tl.int64)
             if (top_k > 0) & (top_k < vocab):
                 key, _ = _descend(logits, vocab, temperature, low, best, top_k.to(tl.float64), BLOCK, False)
-                kth = _unordered(key.to(tl.int32))
+                kth = unordered(key.to(tl.int32))
                 low = tl.where(kth > low, kth, low)  # NaN where fewer than top_k are left
         if HAS_P:
             top_p = tl.load(top_p_ptr + row).to(tl.float64)
@@ -189,7 +190,7 @@ def _cutoff(
                 # The first token is always allowed, whatever top_p says.
                 limit = tl.maximum(top_p * total, 1e-300)
                 key, passed = _descend(logits, vocab, temperature, low, best, limit, BLOCK, True)
-                low = _unordered(key.to(tl.int32))
+                low = unordered(key.to(tl.int32))
                 kept = tl.maximum((limit - passed) / tl.exp(low - best).to(tl.float64), 1.0)
                 # Equal logits are allowed by rising id, while the mass before them is below the limit.
                 seen = tl.full((), 0, tl.int32)
